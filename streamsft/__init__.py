@@ -1,0 +1,1 @@
+"""streamsft: endless, weighted, packed, loss-masked streams for LLM fine-tuning."""

@@ -1,0 +1,56 @@
+"""What a source of rows must offer to be drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from streamsft.types import Bools, Int32s, Ints
+
+__all__ = ["Source"]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A named, indexable dataset whose lengths are known without reading tokens.
+
+    Anything with these members can be mixed, packed and resumed; nothing needs to be inherited. An
+    object must be picklable for loaders with worker processes, and its contents must not change.
+    All arrays have one entry per stored row, in a fixed order.
+    """
+
+    @property
+    def name(self) -> str:
+        """Unique over the mix; letters, digits, ``_``, ``.`` and ``-``."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hex digest of the ordered contents (tokens, masks, row numbers), not of paths."""
+
+    def __len__(self) -> int:
+        """Number of stored rows."""
+
+    @property
+    def lengths(self) -> Int32s:
+        """Tokens per row, int32[rows]."""
+
+    @property
+    def supervised(self) -> Int32s:
+        """Supervised tokens at index 1 or later per row, int32[rows]; a document's first token has no context."""
+
+    @property
+    def first_supervised(self) -> Int32s:
+        """Index >= 1 of the first supervised token per row, int32[rows]; the row's length where there is none."""
+
+    @property
+    def row_numbers(self) -> Ints:
+        """Number of each row in the input, int64[rows], strictly increasing; gaps are rejected rows."""
+
+    def read(self, index: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Token ids (int32[n] each) and loss masks (bool[n] each) of the stored rows `index` (int64[k]).
+
+        The arrays may be read-only views. Order and repeats are kept.
+        """
+
+    def origin(self, index: int) -> str:
+        """Where stored row `index` came from, as ``file:row`` for messages."""

@@ -1,0 +1,95 @@
+"""The values that flow through a pipeline: `Sample`, `Pack`, `Shard`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsft.errors import ConfigError
+
+__all__ = ["Bools", "Floats", "Int32s", "Ints", "Pack", "Sample", "Shard", "check_name"]
+
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def check_name(name: str, what: str = "source") -> str:
+    """Return `name` unchanged if it may name a source, a mix or a metric.
+
+    Raises:
+        ConfigError: `name` is not made of letters, digits, ``_``, ``.`` and ``-``.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{what} name {name!r}: use letters, digits, '_', '.' and '-' only")
+    return name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a stream: number `index` of `count` equal parts.
+
+    Data code is given a shard; it never asks the process which rank or worker it is.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ConfigError(f"Shard({self.index}, {self.count}): need 0 <= index < count")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One training example.
+
+    Attributes:
+        input_ids: token ids, int32[n].
+        loss_mask: True where the model is trained to predict this token, bool[n], aligned with `input_ids`.
+        source: name of the source.
+        row: the row's number in the source's input order, from 0, rejected rows counted too.
+        pass_index: how often the source had been gone through before, from 0.
+        start: index within the row of the first token, above 0 only in fragments that ``overflow: split`` made.
+        extras: further fields that travel with the sample untouched.
+    """
+
+    input_ids: Int32s
+    loss_mask: Bools
+    source: str
+    row: int
+    pass_index: int = 0
+    start: int = 0
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pack:
+    """The samples that share one row of `sequence_length` slots, in draw order."""
+
+    samples: tuple[Sample, ...]
+    sequence_length: int
+
+    @property
+    def tokens(self) -> int:
+        """Slots that hold a token; the others are padding."""
+        return sum(map(len, self.samples))
+
+    @property
+    def rows(self) -> tuple[tuple[str, int, int], ...]:
+        """The (source, row, pass) triple of each sample."""
+        return tuple((s.source, s.row, s.pass_index) for s in self.samples)
