@@ -67,7 +67,8 @@ def hash64(key: int | Keys, counters: Any) -> Keys:
     keys = np.atleast_1d(as_keys(key))
     mixed = np.asarray(counters).astype(np.uint64) * _GOLDEN
     # The key enters twice. With one entry alone, keys a multiple of _GOLDEN apart would share one shifted stream.
-    return mix64(mix64(mixed + keys) ^ (keys * _ROOT2))
+    # Plus one, for `mix64` leaves 0 where it is and key 0 is a key like any other.
+    return mix64(mix64(mixed + keys) ^ ((keys + np.uint64(1)) * _ROOT2))
 
 
 def shuffled(key: int, n: int) -> Ints:
