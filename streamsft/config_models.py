@@ -1,0 +1,265 @@
+"""The keys of a config file, section by section. The models check types and ranges; they build nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
+
+from streamsft.config_yaml import KeyPath
+
+__all__ = [
+    "SECTIONS",
+    "CacheConfig",
+    "Config",
+    "GroupConfig",
+    "LoaderConfig",
+    "MetricsConfig",
+    "MixConfig",
+    "PackingConfig",
+    "SourceConfig",
+    "TextConfig",
+    "TrainConfig",
+    "config_folder",
+]
+
+_config_dir: ContextVar[str] = ContextVar("config_dir", default=".")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def _expand(value: object) -> object:
+    """Replace ``${NAME}`` and ``${NAME:-default}``; ``${CONFIG_DIR}`` is the folder of the config file."""
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.group(1), match.group(2)
+        found = _config_dir.get() if name == "CONFIG_DIR" else os.environ.get(name) or default
+        if found is None:
+            raise ValueError(f"the environment variable {name} is not set: set it, or write ${{{name}:-default}}")
+        return found
+
+    return os.path.expanduser(_VARIABLE.sub(replace, value))
+
+
+@contextmanager
+def config_folder(folder: str) -> Iterator[None]:
+    """While the block runs, ``${CONFIG_DIR}`` stands for `folder`."""
+    token = _config_dir.set(folder)
+    try:
+        yield
+    finally:
+        _config_dir.reset(token)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+PathText = Annotated[str, BeforeValidator(_expand), Field(min_length=1)]
+"""A path (or an address); ``${VAR}`` and ``~`` are expanded. A relative one starts at the working directory."""
+_TEXT_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+Paths = Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1), WithJsonSchema(_TEXT_OR_LIST)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TrainOn = Literal["assistant", "last_assistant", "everything"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class SourceConfig(_Section):
+    """A source: where its rows come from, how they become tokens, how often they are drawn."""
+
+    path: Paths | None = None
+    """Local files: a file, a glob, a directory, or a list of them."""
+    store: PathText | None = None
+    """A token store: a directory written by `streamsft tokenize`, or by `save_to_disk` with input_ids and loss_mask."""
+    hub: str | None = None
+    """A dataset of the Hugging Face hub, as owner/name."""
+    config: str | None = None
+    """With `hub`: the dataset's configuration."""
+    split: str | None = None
+    """With `hub`: the split; by default train."""
+    revision: str | None = None
+    """With `hub`: a branch, a tag or a commit."""
+    data_files: Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_TEXT_OR_LIST)] | None = None
+    """With `hub`: only these files of the dataset."""
+    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer"] | None = None
+    """How a row holds its conversation; detected from the first rows where not given."""
+    columns: dict[str, str] | None = None
+    """What the format's fields are called in this data: field of the format → column."""
+    weight: Weight | None = None
+    """Relative frequency of draws, in samples, among its siblings; any scale. 0: never drawn, never opened.
+    Without weights rows come equally often."""
+    train_on: TrainOn = "assistant"
+    """Which messages are supervised."""
+    on_bad_row: Literal["skip", "error"] = "skip"
+    """Skip and count a row that cannot be used, or stop at it."""
+
+
+class GroupConfig(_Section):
+    """Sources that share one weight; groups nest, and weights multiply."""
+
+    sources: dict[str, Node]
+    """The group's sources and groups, by name."""
+    weight: Weight | None = None
+    """Relative frequency of draws, in samples, among its siblings."""
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, GroupConfig) or (isinstance(value, Mapping) and "sources" in value):
+        return "<group>"
+    return "<source>"
+
+
+Node = Annotated[
+    Annotated[SourceConfig, Tag("<source>")] | Annotated[GroupConfig, Tag("<group>")], Discriminator(_kind)
+]
+
+
+class MixConfig(_Section):
+    """What is drawn, and how often."""
+
+    unit: Literal["samples"] = "samples"
+    """What a weight counts."""
+    sources: dict[str, Node]
+    """Sources and groups, by name; names are unique over the whole mix."""
+
+
+class TextConfig(_Section):
+    """How conversations are rendered."""
+
+    chat_template: PathText | None = None
+    """A file with a Jinja chat template, in place of the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further variables for the template."""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
+    """The day (YYYY-MM-DD) that templates see which ask for the date."""
+
+
+class CacheConfig(_Section):
+    """Where token stores are kept."""
+
+    dir: PathText = "~/.cache/streamsft"
+    """The folder; safe to share between processes and jobs."""
+    model_config = ConfigDict(validate_default=True)
+
+
+Cache = Annotated[
+    Annotated[CacheConfig, Tag("<dir>")] | Annotated[Literal[False], Tag("<off>")],
+    Discriminator(lambda value: "<off>" if isinstance(value, bool) else "<dir>"),
+]
+
+
+class PackingConfig(_Section):
+    """How samples share rows of `sequence_length` slots."""
+
+    lookahead: Natural | None = None
+    """Draws that are packed together; 0 packs in draw order. By default max(1024, sequence_length // 4)."""
+    overflow: Literal["truncate", "drop", "split", "error"] = "truncate"
+    """What happens to a sample longer than `sequence_length`."""
+
+
+class LoaderConfig(_Section):
+    """How batches are made. None of it changes which packs a step has, save `global_batch_size`."""
+
+    global_batch_size: Positive = 8
+    """Packs per optimizer step, over all ranks."""
+    micro_batch_size: Positive | None = None
+    """Most packs per forward pass on a rank; by default all of its share."""
+    workers: Natural = 0
+    """Worker processes; 0 makes batches in the training process."""
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    """How worker processes start; by default the platform's way."""
+    background: bool = True
+    """With 0 workers: keep the next batches ready in a thread."""
+
+
+class MetricsConfig(_Section):
+    """What is recorded."""
+
+    log_every: Positive = 10
+    """Steps between two records."""
+    sinks: list[Literal["tensorboard"]] = Field(default_factory=list)
+    """Where records go besides metrics.jsonl and the console."""
+    builtin: bool = True
+    """Record samples, tokens, shares, lengths and packing efficiency per source and group."""
+    prefix: str = "data_"
+    """What the keys of data metrics begin with."""
+
+
+class TrainConfig(_Section):
+    """The training run."""
+
+    steps: Positive | None = None
+    """Optimizer steps of the whole run."""
+    run_dir: PathText | None = None
+    """Where checkpoints, metrics and the audit are written; resumed from when it has a checkpoint."""
+    model: PathText = "tiny"
+    """tiny (a small Llama), none (the data alone), or a model's path."""
+    save_every: Positive = 100
+    """Steps between two checkpoints."""
+    keep: Positive = 3
+    """How many checkpoints are kept."""
+    lr: NonNegative = 3e-4
+    """Peak learning rate."""
+    warmup: Natural = 10
+    """Steps of linear warm-up; a cosine follows."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay, on matrices."""
+    grad_clip: NonNegative | None = 1.0
+    """Largest norm of the gradient; null: unbounded."""
+    audit: bool = False
+    """Write what each step consumed to audit/rank-<r>.jsonl."""
+
+
+class Config(_Section):
+    """A whole config file."""
+
+    seed: Natural = 0
+    """Every random choice follows from it."""
+    sequence_length: Annotated[int, Field(ge=2)]
+    """Slots per pack, in tokens."""
+    tokenizer: PathText | None = None
+    """A tokenizer's folder, its hub id, or package:NAME for one inside an installed Python package.
+    Not needed when all sources are stores."""
+    mix: MixConfig
+    text: TextConfig = Field(default_factory=TextConfig)
+    cache: Cache = Field(default_factory=CacheConfig)
+    packing: PackingConfig = Field(default_factory=PackingConfig)
+    loader: LoaderConfig = Field(default_factory=LoaderConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+
+SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
+    (): Config,
+    ("mix",): MixConfig,
+    ("mix", "sources", "*"): SourceConfig,
+    ("text",): TextConfig,
+    ("cache",): CacheConfig,
+    ("packing",): PackingConfig,
+    ("loader",): LoaderConfig,
+    ("metrics",): MetricsConfig,
+    ("train",): TrainConfig,
+}
+"""The model of each section; ``*`` stands for the name of a source."""
