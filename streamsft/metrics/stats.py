@@ -1,0 +1,85 @@
+"""What a batch tells about its documents, and what is known about a source before the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from streamsft.types import Bools, Floats, Int32s, Ints
+
+__all__ = ["SampleStats", "SourceInfo"]
+
+
+@final
+@dataclass(slots=True, kw_only=True, eq=False)
+class SampleStats:
+    """Numbers about the n documents of a batch, one array entry per document, in batch order.
+
+    Arrays rather than objects, so that a worker process ships a batch's statistics for a few bytes a document.
+
+    Attributes:
+        source: index of the source among the *sorted* source names, int32[n].
+        tokens: tokens of the document in the batch, after truncation or splitting, int64[n].
+        supervised: how many of these carry a label, int64[n].
+        cut: tokens that truncation removed, int64[n].
+        first: False for the second and later fragments of a split row, bool[n].
+        pass_index: how often the source had been gone through before, int64[n].
+        packs: packs in the batch.
+        slots: token slots in the batch, padding included.
+        values: per user metric what its value function gave, float64[n] each.
+    """
+
+    source: Int32s
+    tokens: Ints
+    supervised: Ints
+    cut: Ints
+    first: Bools
+    pass_index: Ints
+    packs: int
+    slots: int
+    values: dict[str, Floats] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.source)
+
+    @staticmethod
+    def join(parts: Sequence[SampleStats]) -> SampleStats:
+        """The statistics of several batches as one, in the order given; at least one batch."""
+        return SampleStats(
+            source=np.concatenate([p.source for p in parts]),
+            tokens=np.concatenate([p.tokens for p in parts]),
+            supervised=np.concatenate([p.supervised for p in parts]),
+            cut=np.concatenate([p.cut for p in parts]),
+            first=np.concatenate([p.first for p in parts]),
+            pass_index=np.concatenate([p.pass_index for p in parts]),
+            packs=sum(p.packs for p in parts),
+            slots=sum(p.slots for p in parts),
+            values={name: np.concatenate([p.values[name] for p in parts]) for name in parts[0].values},
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """What is known about a source before anything is drawn from it.
+
+    Attributes:
+        name: the source's name.
+        groups: names of the mix nodes that the source is in, from the root downwards.
+        weight: share of all draws that was asked for, in [0, 1]; nested weights multiplied. The shares of
+            all sources add up to 1.
+        rows: stored rows, those never drawn included; 0 when unknown.
+        rejected: rows of the input that could not be used, counted by reason.
+        dropped: stored rows that are never drawn, since the overflow policy leaves nothing of them.
+    """
+
+    name: str
+    groups: tuple[str, ...] = ()
+    weight: float = 0.0
+    rows: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    dropped: int = 0
