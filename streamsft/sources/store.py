@@ -1,0 +1,235 @@
+"""Token stores: tokenized rows with loss masks, memory-mapped from disk or kept in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, final
+
+import numpy as np
+import pyarrow as pa
+
+from streamsft.errors import StoreError
+from streamsft.sources.manifest import Manifest
+from streamsft.sources.opening import Opened, open_store, open_table
+from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
+
+if TYPE_CHECKING:
+    from streamsft.sources.writer import StoreWriter
+
+__all__ = ["TokenStore"]
+
+
+@final
+class TokenStore:
+    """A named, indexable source of tokenized rows; also a map-style dataset for any ``DataLoader``.
+
+    On disk a store is a directory that ``datasets.load_from_disk`` opens. Conversely every directory of
+    ``Dataset.save_to_disk`` with the list columns ``input_ids`` (integers) and ``loss_mask`` (0/1 or booleans) is a
+    store, however its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is
+    scanned once, which leaves a file ``streamsft-index.bin`` beside its data, and its rows are numbered from 0.
+
+    Tokens are read from the memory map and never all loaded. A store on disk pickles as its path and is mapped anew
+    where it is first used; one in memory pickles with its data. Nothing here is random.
+    """
+
+    def __init__(self, name: str, opened: Opened | None, path: Path | None = None) -> None:
+        """Use `open`, `from_rows`, `from_arrow` or `writer` instead."""
+        self._name = check_name(name)
+        self._path = path
+        self._opened = opened
+        self._expected = "" if opened is None else opened.manifest.fingerprint
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, name: str | None = None, tokenizer_hash: str | None = None, verify: bool = False
+    ) -> Self:
+        """Map a store into memory.
+
+        Args:
+            path: the store's directory.
+            name: the source's name; by default the directory's, with other characters than a name may have made ``_``.
+            tokenizer_hash: digest of the tokenizer in use; a store that is known to be of another one is refused.
+            verify: read all bytes and compare them with the checksums; without it only sizes and ends are checked.
+
+        Raises:
+            StoreError: there is no store, or it is incomplete, damaged, or of another tokenizer.
+        """
+        place = Path(path).absolute()
+        opened = open_store(place, verify=verify)
+        made_by = opened.manifest.tokenizer
+        if tokenizer_hash and made_by and made_by != tokenizer_hash:
+            raise StoreError(
+                f"{place}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
+                "use that tokenizer, or tokenize the source again"
+            )
+        return cls(re.sub(r"[^A-Za-z0-9_.-]", "_", place.name) if name is None else name, opened, place)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any] | Sample], *, name: str = "rows") -> TokenStore:
+        """A store in memory, of rows with ``input_ids`` and ``loss_mask``; they are numbered from 0.
+
+        Raises:
+            StoreError: a row lacks one of the two, they differ in length, or hold something else than ids and 0/1.
+        """
+        from streamsft.sources.rows import store_of_rows
+
+        return store_of_rows(rows, name)
+
+    @classmethod
+    def from_arrow(cls, data: pa.Table | pa.RecordBatch, *, name: str = "table") -> Self:
+        """A store over an Arrow table in memory, in any list layout, not copied; rows are numbered from 0.
+
+        Raises:
+            StoreError: a column is missing or does not hold token ids or a 0/1 mask.
+        """
+        table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+        return cls(check_name(name), open_table(table, f"source {name}"))
+
+    @staticmethod
+    def writer(path: str | Path | None, *, name: str | None = None, files: Sequence[str] = ()) -> StoreWriter:
+        """Build a store at `path`, or in memory if it is None; see `StoreWriter`."""
+        from streamsft.sources.writer import StoreWriter
+
+        return StoreWriter(path, name=name, files=files)
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self._name
+
+    @property
+    def path(self) -> Path | None:
+        """The store's directory, or None in memory."""
+        return self._path
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the store holds."""
+        return self._data.manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the ordered rows (ids, masks, numbers), 32 hexadecimal digits; the same in every layout."""
+        return self._data.manifest.fingerprint
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that the rows came from."""
+        return self._data.manifest.files
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return self._data.manifest.tokens
+
+    @property
+    def lengths(self) -> Int32s:
+        """Tokens per row, int32[rows]."""
+        return self._data.index.length
+
+    @property
+    def sequence_lengths(self) -> Int32s:
+        """The same as `lengths`, under the name that samplers which group by length ask for."""
+        return self._data.index.length
+
+    @property
+    def supervised(self) -> Int32s:
+        """Supervised tokens at index 1 or later per row, int32[rows]."""
+        return self._data.index.supervised
+
+    @property
+    def first_supervised(self) -> Int32s:
+        """Index >= 1 of the first supervised token per row, int32[rows]; the row's length where there is none."""
+        return self._data.index.first_supervised
+
+    @property
+    def row_numbers(self) -> Ints:
+        """Number of each row in the source's input order, int64[rows], strictly increasing."""
+        return self._data.index.row
+
+    def origin(self, index: int) -> str:
+        """Where stored row `index` came from: ``file:row``, or ``name:row`` without files."""
+        data = self._data
+        if not data.manifest.files:
+            return f"{self._name}:{data.index.row[index]}"
+        return f"{data.manifest.files[data.index.file[index]]}:{data.index.file_row[index]}"
+
+    def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of the stored rows `index` (int64[k] in [0, rows)).
+
+        The arrays are read-only views on the memory map wherever the layout allows. Order and repeats are kept.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        return (self._opened or self._data).columns.read(index)
+
+    def __len__(self) -> int:
+        return self._data.manifest.rows
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples of several rows at once, as ``DataLoader`` asks for them; negative indices count from the end."""
+        rows = len(self)
+        index = np.asarray(indices, np.int64)
+        if len(index) and not -rows <= int(index.min()) <= int(index.max()) < rows:
+            raise IndexError(f"source {self._name!r} has {rows:,} rows; asked for {index.min()} to {index.max()}")
+        index = np.where(index < 0, index + rows, index)
+        ids, masks = self.read(index)
+        numbers = self.row_numbers[index].tolist()
+        return [
+            Sample(input_ids=i, loss_mask=m, source=self._name, row=row)
+            for i, m, row in zip(ids, masks, numbers, strict=True)
+        ]
+
+    def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
+        """The endless, shuffled iterable over this store; see `streamsft.stream.faces.SourceStream`."""
+        from streamsft.stream.faces import SourceStream
+
+        return SourceStream(self, seed=seed, shard=shard or Shard(), shuffle=shuffle)
+
+    def renamed(self, name: str) -> TokenStore:
+        """The same store as a source of another name."""
+        store = TokenStore(name, self._opened, self._path)
+        store._expected = self._expected
+        return store
+
+    def __repr__(self) -> str:
+        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {self._path or 'in memory'})"
+
+    @property
+    def _data(self) -> Opened:
+        if self._opened is None:
+            assert self._path is not None
+            opened = open_store(self._path)
+            if opened.manifest.fingerprint != self._expected:
+                raise StoreError(
+                    f"{self._path}: holds other rows (fingerprint {opened.manifest.fingerprint}) than when the store "
+                    f"was opened ({self._expected}); open it again"
+                )
+            self._opened = opened
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"name": self._name, "path": self._path, "expected": self._expected}
+        opened = self._opened
+        if opened is not None and not opened.indexed:
+            state["known"] = (opened.index, opened.manifest)
+        if opened is not None and opened.table is not None:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, opened.table.schema) as stream:
+                stream.write_table(opened.table)
+            state["ipc"] = sink.getvalue().to_pybytes()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._name, self._path, self._expected = state["name"], state["path"], state["expected"]
+        self._opened = None
+        if "ipc" in state:
+            self._opened = open_table(pa.ipc.open_stream(state["ipc"]).read_all(), self._name, state["known"])
+        elif "known" in state:
+            self._opened = open_store(self._path, known=state["known"])

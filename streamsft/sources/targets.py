@@ -1,0 +1,193 @@
+"""Where a store that is being built goes: a directory that is published whole, or memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamsft.errors import StoreError
+from streamsft.sources.index import INDEX_FILE, RowIndex, index_sections
+from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, digest_file, load_manifest
+from streamsft.sources.opening import Opened, data_files, open_store, open_table
+from streamsft.sources.publish import (
+    DigestFile,
+    clean_up_after_the_dead,
+    fsync_directory,
+    fsync_file,
+    remove,
+    temporary_name,
+    try_rename,
+)
+
+__all__ = ["SCHEMA", "DirectoryTarget", "MemoryTarget"]
+
+_DATA_FILE = "data-00000-of-00001.arrow"
+SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.int8())),
+        ("row", pa.int64()),
+        ("file", pa.int32()),
+        ("file_row", pa.int64()),
+        ("length", pa.int32()),
+        ("supervised", pa.int32()),
+        ("first_supervised", pa.int32()),
+    ]
+)
+
+
+@final
+class MemoryTarget:
+    """Keeps a store's record batches in memory."""
+
+    directory: Path | None = None
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add a batch of `SCHEMA`."""
+        self._batches.append(batch)
+
+    def publish(self, manifest: Manifest) -> Opened:
+        """The store of all batches."""
+        table = pa.Table.from_batches(self._batches, SCHEMA)
+        columns: dict[str, Any] = {name: table.column(name).to_numpy() for name in SCHEMA.names[2:]}
+        bounds = np.zeros(len(table) + 1, np.int64)
+        np.cumsum(columns["length"], out=bounds[1:])
+        return open_table(table, "memory", (RowIndex(bounds=bounds, **columns), manifest))
+
+    def discard(self) -> None:
+        """Forget all batches."""
+        self._batches.clear()
+
+
+@final
+class DirectoryTarget:
+    """Writes a store to a temporary directory beside `path` that takes its place at the end.
+
+    Raises:
+        OSError: from any method, when the system refuses; the caller then calls `discard`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        clean_up_after_the_dead(path)
+        self.directory: Path | None = temporary_name(path)
+        self._temporary = self.directory
+        self._temporary.mkdir()
+        try:
+            self._data = DigestFile(self._temporary / _DATA_FILE)
+            self._stream = pa.ipc.new_stream(self._data, SCHEMA)
+        except OSError:
+            self.discard()
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add a batch of `SCHEMA`."""
+        self._stream.write_batch(batch)
+
+    def publish(self, manifest: Manifest) -> Opened:
+        """Complete the store, rename it to its place and open it.
+
+        Raises:
+            StoreError: something else is at its place.
+        """
+        self._stream.close()
+        checksums = {_DATA_FILE: self._data.finish()}
+        index = index_sections(self._column, manifest.rows, {"fingerprint": manifest.fingerprint})
+        checksums[INDEX_FILE] = self._put(INDEX_FILE, index)
+        for name, content in (("state.json", _state(manifest)), ("dataset_info.json", {})):
+            checksums[name] = self._put(name, [json.dumps(content, indent=1, sort_keys=True).encode()])
+        for other in sorted(self._temporary.iterdir()):
+            if other.name not in checksums:
+                fsync_file(other)
+                checksums[other.name] = (other.stat().st_size, digest_file(other))
+        manifest = replace(manifest, checksums=checksums)
+        self._put(MANIFEST_FILE, [manifest.to_bytes()])
+        fsync_directory(self._temporary)
+        self._take_place(manifest)
+        return open_store(self._path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        if hasattr(self, "_data"):
+            self._data.close()
+        remove(self._temporary)
+
+    def _put(self, name: str, pieces: Iterable[bytes]) -> tuple[int, str]:
+        file = DigestFile(self._temporary / name)
+        try:
+            file.write_all(pieces)
+            return file.finish()
+        finally:
+            file.close()
+
+    def _column(self, name: str) -> Iterator[NDArray[Any]]:
+        """One per-row column of the data file, batch by batch."""
+        options = pa.ipc.IpcReadOptions(included_fields=[SCHEMA.get_field_index(name)])
+        with pa.memory_map(str(self._temporary / _DATA_FILE)) as source:
+            for batch in pa.ipc.open_stream(source, options=options):
+                yield batch.column(0).to_numpy()
+
+    def _take_place(self, manifest: Manifest) -> None:
+        """Rename to the final place, unless the same rows are there already."""
+        while not try_rename(self._temporary, self._path):
+            present = _complete(self._path)
+            if present is not None and present.fingerprint == manifest.fingerprint:
+                self.discard()
+                return
+            if present is not None:
+                raise StoreError(
+                    f"{self._path}: already holds a store of other rows (fingerprint {present.fingerprint}, these rows "
+                    f"have {manifest.fingerprint}); remove it or choose another place"
+                )
+            if not _half_written(self._path):
+                raise StoreError(
+                    f"{self._path}: exists and is no store of streamsft; remove it or choose another place"
+                )
+            aside = temporary_name(self._path)
+            if try_rename(self._path, aside):
+                remove(aside)
+
+
+def _state(manifest: Manifest) -> dict[str, Any]:
+    """What ``datasets.load_from_disk`` asks for; the additional key marks the directory as ours."""
+    return {
+        "_data_files": [{"filename": _DATA_FILE}],
+        "_fingerprint": manifest.fingerprint[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+        "streamsft": manifest.version,
+    }
+
+
+def _complete(path: Path) -> Manifest | None:
+    """The manifest of the complete store at `path`, if there is one."""
+    try:
+        manifest = load_manifest(path)
+        check_files(path, manifest, verify=False)
+    except StoreError:
+        return None  # half-written or damaged: to be replaced
+    return manifest
+
+
+def _half_written(path: Path) -> bool:
+    """Whether the directory `path` is what is left of a store that streamsft wrote."""
+    if not path.exists():
+        return True  # just removed by another process
+    try:
+        return data_files(path)[1]
+    except StoreError:
+        return False
