@@ -1,0 +1,117 @@
+"""Raw files as a `RowReader`: found by path, read in pieces, known by their content."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, final
+
+from streamsft.errors import DataError
+from streamsft.sources.filehash import HashMemory, hash_file
+from streamsft.sources.jsontext import holds_array, split_array, split_lines
+from streamsft.sources.paths import Paths, RawFile, find_files
+from streamsft.sources.rawbytes import open_bytes
+from streamsft.sources.rawrows import ArrowChunk, Chunk, JsonLines, JsonTexts, ListedRows, RowReader
+from streamsft.sources.tables import read_arrow, read_delimited, read_parquet
+
+__all__ = ["RawFiles"]
+
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+@final
+class RawFiles(RowReader):
+    """The rows of one or more raw files: JSON Lines, JSON arrays, Parquet, Arrow, CSV, TSV; text also as .gz or .zst.
+
+    The files are listed when this is made. Memory use while reading is bounded by the largest row
+    (for Parquet and Arrow: by the pages of a row group and by a record batch), not by the files.
+
+    Args:
+        paths: a file, a glob, a folder (searched to any depth), or a list of these.
+        memory: where the hashes of files that did not change are kept; None to hash them each time.
+
+    Raises:
+        DataError: nothing is there, or nothing that can be read.
+        ConfigError: the list is empty, or names a file twice.
+    """
+
+    def __init__(self, paths: Paths, *, memory: HashMemory | None = None) -> None:
+        self.raw_files = find_files(paths)
+        self._memory = memory
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.raw_files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.raw_files)
+
+    def content_key(self) -> list[Any]:
+        """Format, compression and BLAKE2b hash of each file, in order; no paths."""
+        return [[file.format, file.compression, self._hash(file)] for file in self.raw_files]
+
+    def chunks(self) -> Iterator[Chunk]:
+        before = 0
+        for index, file in enumerate(self.raw_files):
+            _check_unchanged(file)
+            try:
+                yield from _read(file, index, before)
+            except (OSError, EOFError, zlib.error) as error:
+                raise _unreadable(file, error) from error
+            except ValueError as error:
+                if isinstance(error, DataError) or type(error).__module__ != "pyarrow.lib":
+                    raise
+                raise _unreadable(file, error) from error
+            _check_unchanged(file)
+            before += file.size
+
+    def _hash(self, file: RawFile) -> str:
+        _check_unchanged(file)
+        known = self._memory.recall(file) if self._memory is not None else None
+        if known is not None:
+            return known
+        try:
+            digest = hash_file(file.path)
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        _check_unchanged(file)
+        if self._memory is not None:
+            self._memory.remember(file, digest)
+        return digest
+
+
+def _read(file: RawFile, index: int, before: int) -> Iterator[Chunk]:
+    if file.format in ("parquet", "arrow"):
+        pieces = read_parquet(file.path) if file.format == "parquet" else read_arrow(file.path)
+        for data, share in pieces:
+            yield ArrowChunk(file=index, read=before + int(share * file.size), data=data)
+        return
+    with open_bytes(file.path, file.compression) as (stream, raw):
+        yield from _read_text(file, index, stream, lambda: before + raw.tell())
+
+
+def _read_text(file: RawFile, index: int, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Chunk]:
+    if file.format in _DELIMITERS:
+        for rows, row_lines in read_delimited(stream, _DELIMITERS[file.format], file.path):
+            yield ListedRows(file=index, read=position(), values=tuple(rows), lines=tuple(row_lines))
+    elif file.format == "json" and holds_array(stream):
+        for texts, text_lines in split_array(stream, file.path):
+            yield JsonTexts(file=index, read=position(), texts=tuple(texts), lines=tuple(text_lines))
+    else:
+        for data, line in split_lines(stream, file.path):
+            yield JsonLines(file=index, read=position(), data=data, first_line=line)
+
+
+def _check_unchanged(file: RawFile) -> None:
+    try:
+        status = os.stat(file.path)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise DataError(f"{file.path}: changed while it was in use; run again when nothing writes to it")
+
+
+def _unreadable(file: RawFile, error: BaseException) -> DataError:
+    return DataError(f"{file.path}: cannot be read: {error or type(error).__name__}")

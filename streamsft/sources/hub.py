@@ -1,0 +1,141 @@
+"""`datasets.Dataset` objects, datasets of the Hugging Face hub, and plain lists of rows as `RowReader`s."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from streamsft.errors import DataError
+from streamsft.sources.rawrows import BadRow, Chunk, ListedRows, RowReader, null_pruner
+from streamsft.sources.tables import serialized
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = ["DatasetRows", "HubDataset", "ListRows"]
+
+_ROWS = 500  # per chunk; rows of a dataset come without their sizes
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubDataset:
+    """Which dataset of the hub to load; `datasets.load_dataset` says what the fields mean.
+
+    `id` may also be a folder, or the name of one of its file formats (``json``) with `data_files`.
+    """
+
+    id: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    data_files: str | Sequence[str] | Mapping[str, Any] | None = None
+
+    def load(self) -> datasets.Dataset:
+        """Download and prepare the dataset, or find it in the cache of `datasets`.
+
+        Raises:
+            DataError: there is no such dataset, configuration, split or revision, or no way to it.
+        """
+        import datasets
+
+        try:
+            loaded = datasets.load_dataset(
+                self.id, self.config, split=self.split, revision=self.revision, data_files=self.data_files
+            )
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise DataError(
+                f"hub: {self.id}: cannot be loaded: {error}. Check the id, the config, the split "
+                f"({self.split!r}) and the revision, and that the hub can be reached"
+            ) from error
+        assert isinstance(loaded, datasets.Dataset)
+        return loaded
+
+
+@final
+class DatasetRows(RowReader):
+    """The rows of a `datasets.Dataset`, as `dataset[i]` gives them, whatever its format is set to.
+
+    Keys of nested structs that are null are left out: the columnar table gave every struct the union
+    of all keys. In columns of type `datasets.Json` a null stays.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, *, name: str = "dataset") -> None:
+        self._dataset = dataset
+        self._name = name
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    @property
+    def size(self) -> int:
+        return len(self._dataset)
+
+    def content_key(self) -> list[Any]:
+        """Hash of the schema and of all values, in order."""
+        digest = hashlib.blake2b(digest_size=32)
+        digest.update(repr(self._dataset.features).encode("utf-8"))
+        table = self._dataset.with_format("arrow")
+        for batch in table.iter(_ROWS):
+            combined = batch.combine_chunks().to_batches()
+            digest.update(b"".join(serialized(piece) for piece in combined))
+        return ["dataset", digest.hexdigest()]
+
+    def chunks(self) -> Iterator[Chunk]:
+        prune = null_pruner(self._dataset.features.arrow_schema)
+        done = 0
+        for batch in self._dataset.with_format(None).iter(_ROWS):
+            names = list(batch)
+            rows = tuple(prune(dict(zip(names, values, strict=True))) for values in zip(*batch.values(), strict=True))
+            done += len(rows)
+            yield ListedRows(read=done, values=rows)
+
+
+@final
+class ListRows(RowReader):
+    """Rows that are in memory, as dicts of JSON values."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], *, name: str = "rows") -> None:
+        self._rows = rows
+        self._name = name
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    @property
+    def size(self) -> int:
+        return len(self._rows)
+
+    def content_key(self) -> list[Any]:
+        """Hash of all rows as JSON, in order.
+
+        Raises:
+            DataError: a row is not made of JSON values.
+        """
+        digest = hashlib.blake2b(digest_size=32)
+        for number, row in enumerate(self._rows):
+            try:
+                digest.update(json.dumps(row).encode("ascii") + b"\n")
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{self._name}:{number}: the row is not made of JSON values: {error}") from error
+        return ["rows", digest.hexdigest()]
+
+    def chunks(self) -> Iterator[Chunk]:
+        for start in range(0, len(self._rows), _ROWS):
+            rows = tuple(_checked(row) for row in self._rows[start : start + _ROWS])
+            yield ListedRows(read=start + len(rows), values=rows)
+
+
+def _checked(row: Mapping[str, Any]) -> dict[str, Any] | BadRow:
+    try:
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return BadRow("half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+    except ValueError as error:
+        return BadRow(str(error))
+    return dict(row)

@@ -1,0 +1,151 @@
+"""Finding the raw files of a source: a file, a glob, a directory, or a list of these."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TypeAlias, final
+
+from streamsft.errors import ConfigError, DataError
+
+__all__ = ["FORMATS", "Paths", "RawFile", "find_files"]
+
+Paths: TypeAlias = "str | PathLike[str] | Sequence[str | PathLike[str]]"
+
+#: File name endings that can be read, and the reader of each.
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_COMPRESSIBLE = frozenset({"jsonl", "json", "csv", "tsv"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawFile:
+    """One file of a source.
+
+    Attributes:
+        path: as it was given.
+        name: the path below the folder that all files of the source share; the same wherever that folder lies.
+        format: a value of `FORMATS`.
+        compression: ``gzip``, ``zstd`` or None.
+        size: bytes on disk.
+        mtime_ns: time of the last change.
+    """
+
+    path: str
+    name: str
+    format: str
+    compression: str | None
+    size: int
+    mtime_ns: int
+
+
+def find_files(paths: Paths) -> tuple[RawFile, ...]:
+    """List the files that `paths` stands for, in the order given; globs and folders in sorted order.
+
+    Folders are searched to any depth. In folders and globs, hidden files and files of other kinds are
+    passed over.
+
+    Raises:
+        DataError: nothing is there, or nothing that can be read.
+        ConfigError: the list is empty, or names a file twice.
+    """
+    given = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if not given:
+        raise ConfigError("path: the list is empty; name at least one file")
+    found = [file for path in given for file in _expand(os.path.expanduser(os.fspath(path)))]
+    seen: set[str] = set()
+    for path in found:
+        if (real := os.path.realpath(path)) in seen:
+            raise ConfigError(f"{path}: listed twice; to draw from it more often, raise the source's weight")
+        seen.add(real)
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
+    return tuple(_raw_file(path, os.path.relpath(os.path.abspath(path), folder)) for path in found)
+
+
+def _expand(path: str) -> list[str]:
+    if os.path.isdir(path):
+        files = sorted(_walk(path))
+        return _known(files, f"{path}: the folder")
+    if os.path.exists(path):
+        return [path]
+    if glob.has_magic(path):
+        matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+        if matches:
+            return _known(matches, f"{path}: the pattern")
+    raise DataError(_missing(path))
+
+
+def _walk(folder: str) -> Iterator[str]:
+    visited: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a link back up
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (os.path.join(parent, name) for name in files if not name.startswith("."))
+
+
+def _known(files: list[str], what: str) -> list[str]:
+    known = [path for path in files if _kind(path) is not None]
+    if not known:
+        seen = ", ".join(os.path.basename(path) for path in files[:5]) or "nothing"
+        raise DataError(f"{what} holds no file that can be read ({_readable()}); it holds {seen}")
+    return known
+
+
+def _raw_file(path: str, name: str) -> RawFile:
+    kind = _kind(path)
+    if kind is None:
+        raise DataError(f"{path}: unknown kind of file; these can be read: {_readable()}")
+    status = os.stat(path)
+    return RawFile(
+        path=path,
+        name=name.replace(os.sep, "/"),
+        format=kind[0],
+        compression=kind[1],
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+    )
+
+
+def _kind(path: str) -> tuple[str, str | None] | None:
+    stem, ending = os.path.splitext(path.lower())
+    compression = _COMPRESSIONS.get(ending)
+    if compression is not None:
+        ending = os.path.splitext(stem)[1]
+    kind = FORMATS.get(ending)
+    if kind is None or (compression is not None and kind not in _COMPRESSIBLE):
+        return None
+    return kind, compression
+
+
+def _readable() -> str:
+    return ", ".join(FORMATS) + "; text also with .gz or .zst"
+
+
+def _missing(path: str) -> str:
+    existing = os.path.abspath(path)
+    missing = existing
+    while not os.path.exists(existing):
+        missing, existing = existing, os.path.dirname(existing)
+    message = f"{path}: no such file; the nearest path that exists is {existing}"
+    if os.path.isdir(existing) and os.access(existing, os.R_OK | os.X_OK):
+        close = difflib.get_close_matches(os.path.basename(missing), os.listdir(existing), n=3)
+        if close:
+            message += f", which holds {', '.join(close)}"
+    return message

@@ -1,0 +1,134 @@
+"""Reading columnar and delimited files in pieces: Parquet, Arrow, CSV, TSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from streamsft.errors import DataError
+from streamsft.sources.rawrows import CHUNK_BYTES, BadRow
+
+__all__ = ["read_arrow", "read_delimited", "read_parquet", "serialized"]
+
+_MAX_ROWS = 4096  # per piece, however small the rows
+
+
+def read_parquet(path: str) -> Iterator[tuple[bytes, float]]:
+    """Pieces of a Parquet file as Arrow streams, each with the share of the rows read so far."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+        total = max(1, file.metadata.num_rows)
+        done = 0
+        for group in range(file.num_row_groups):
+            shape = file.metadata.row_group(group)
+            rows = _rows_per_piece(shape.num_rows, shape.total_byte_size)
+            for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+                done += batch.num_rows
+                yield serialized(batch), done / total
+
+
+def read_arrow(path: str) -> Iterator[tuple[bytes, float]]:
+    """Pieces of an Arrow file (stream or random-access format) as `read_parquet`'s."""
+    import pyarrow as pa
+
+    with pa.memory_map(path) as mapped:
+        for batch, share in _record_batches(mapped):
+            rows = _rows_per_piece(batch.num_rows, batch.nbytes)
+            for start in range(0, batch.num_rows, rows):
+                yield serialized(batch.slice(start, rows)), share
+
+
+def _record_batches(mapped: Any) -> Iterator[tuple[Any, float]]:
+    import pyarrow as pa
+
+    try:
+        file = pa.ipc.open_file(mapped)
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        with pa.ipc.open_stream(mapped) as stream:
+            for batch in stream:
+                yield batch, mapped.tell() / mapped.size()
+    else:
+        with file:
+            count = file.num_record_batches
+            yield from ((file.get_batch(i), (i + 1) / count) for i in range(count))
+
+
+def serialized(batch: Any) -> bytes:
+    """A record batch as a complete Arrow stream. Of a slice, only the slice is written."""
+    import pyarrow as pa
+
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _rows_per_piece(rows: int, size: int) -> int:
+    return max(1, min(_MAX_ROWS, rows * CHUNK_BYTES // max(1, size)))
+
+
+def read_delimited(
+    stream: BinaryIO, delimiter: str, where: str
+) -> Iterator[tuple[list[dict[str, Any] | BadRow], list[int]]]:
+    """Rows of a CSV or TSV file with a header, and the lines they start on (from 1), piece by piece.
+
+    All values are text; nothing is guessed from their looks. Blank lines are no rows.
+
+    Raises:
+        DataError: the header is missing, or names a column twice.
+    """
+    csv.field_size_limit(sys.maxsize)  # the module's own limit, 128 KiB, is shorter than a long answer
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        raise DataError(f"{where}:1: malformed quoting in the header: {error}") from error
+    if not header:
+        if reader.line_num:
+            raise DataError(f"{where}:1: the header line is blank; name the columns in it")
+        return
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise DataError(f"{where}:1: column {twice!r} is named twice in the header")
+    rows: list[dict[str, Any] | BadRow] = []
+    lines: list[int] = []
+    size = 0
+    for line, fields in _records(reader):
+        rows.append(fields if isinstance(fields, BadRow) else _delimited_row(header, fields))
+        lines.append(line)
+        size += 0 if isinstance(fields, BadRow) else sum(map(len, fields))
+        if size >= CHUNK_BYTES or len(rows) >= _MAX_ROWS:
+            yield rows, lines
+            rows, lines, size = [], [], 0
+    if rows:
+        yield rows, lines
+
+
+def _records(reader: Any) -> Iterator[tuple[int, list[str] | BadRow]]:
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, BadRow(f"malformed quoting: {error}")
+            continue
+        if fields:
+            yield line, fields
+
+
+def _delimited_row(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
+    if len(fields) != len(header):
+        return BadRow(f"{len(fields)} fields where the header names {len(header)}")
+    try:
+        "".join(fields).encode("utf-8")
+    except UnicodeEncodeError:
+        return BadRow("not UTF-8")
+    return dict(zip(header, fields, strict=True))
