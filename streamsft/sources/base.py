@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Source"]
+__all__ = ["Source", "is_source"]
 
 
-@runtime_checkable
 class Source(Protocol):
     """A named, indexable dataset whose lengths are known without reading tokens.
 
@@ -54,3 +54,12 @@ class Source(Protocol):
 
     def origin(self, index: int) -> str:
         """Where stored row `index` came from, as ``file:row`` for messages."""
+
+
+_MEMBERS = ("name", "fingerprint", "__len__", "lengths", "supervised", "first_supervised", "row_numbers", "read", "origin")
+
+
+def is_source(value: Any) -> TypeGuard[Source]:
+    """Whether `value` has the members of a `Source`. None of them is evaluated, so nothing is opened."""
+    missing = object()
+    return all(inspect.getattr_static(value, member, missing) is not missing for member in _MEMBERS)

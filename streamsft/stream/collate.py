@@ -1,0 +1,172 @@
+"""`Batch`: one rank's share of a step as tensors, and the routine that pads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from streamsft.errors import ConfigError
+from streamsft.metrics.stats import SampleStats
+from streamsft.stream.attention import block_causal_mask
+from streamsft.stream.lane import LaneState
+from streamsft.stream.materialize import RawBatch
+
+__all__ = ["IGNORE_INDEX", "Batch", "collate"]
+
+IGNORE_INDEX = -100
+"""Label of what is not trained on: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """One rank's share of a step.
+
+    All tensors are int64[packs, sequence_length].
+
+    Attributes:
+        step: number of the optimizer step, from 1.
+        input_ids: token ids; the padding id behind the last document of a pack.
+        labels: aligned with `input_ids` (the model shifts them): the token id where it is supervised, -100
+            elsewhere, on padding, and on the first token of each document.
+        position_ids: position within the document, from 0 in each (fragments of a split row continue); 0 on padding.
+        document_ids: 1, 2, … within a pack; 0 on padding.
+        sources: names of all sources of the mix, in the order that `stats.source` counts them.
+        documents: the flat arrays behind the tensors, one entry per document.
+    """
+
+    step: int
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    document_ids: torch.Tensor
+    sources: Sequence[str]
+    documents: RawBatch
+
+    def __len__(self) -> int:
+        """Number of packs."""
+        return len(self.input_ids)
+
+    @cached_property
+    def rows(self) -> list[list[tuple[str, int, int]]]:
+        """Per pack the (source, row, pass) triple of each document, in the order they stand in it."""
+        packs: list[list[tuple[str, int, int]]] = [[] for _ in range(len(self))]
+        table = self.documents.table
+        columns = (column.tolist() for column in (table.pack, table.source, table.row, table.pass_index))
+        for pack, source, row, pass_index in zip(*columns, strict=True):
+            packs[pack].append((self.sources[source], row, pass_index))
+        return packs
+
+    @cached_property
+    def stats(self) -> SampleStats:
+        """Numbers about the batch's documents, for metrics."""
+        return self.documents.stats(self.input_ids.numel())
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Labels that are not -100."""
+        return int(self.documents.table.supervised.sum())
+
+    @property
+    def lanes(self) -> Mapping[int, LaneState]:
+        """State behind this step of the lanes it came from."""
+        return self.documents.lanes
+
+    def split(self, micro_batch_size: int) -> list[Batch]:
+        """Views of at most `micro_batch_size` packs each, in order, for gradient accumulation.
+
+        Raises:
+            ConfigError: `micro_batch_size` is below 1.
+        """
+        if micro_batch_size < 1:
+            raise ConfigError(f"micro_batch_size: {micro_batch_size} packs; give at least 1")
+        size = min(micro_batch_size, len(self))
+        return [self._part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
+
+    def _part(self, start: int, stop: int) -> Batch:
+        documents = self.documents.part(start, stop)
+        return self._with(lambda tensor: tensor[start:stop], documents)
+
+    def model_inputs(self, mask_dtype: torch.dtype = torch.bool) -> dict[str, torch.Tensor]:
+        """Keyword arguments for ``model(**inputs)`` of a `transformers` causal language model.
+
+        The attention mask is block-causal, [packs, 1, sequence_length, sequence_length]: each document sees
+        itself alone.
+
+        Args:
+            mask_dtype: bool for attention by `scaled_dot_product_attention` (True is seen). A floating type gives
+                the additive form (0 is seen, the type's minimum is not) that the "eager" implementation needs.
+        """
+        mask = block_causal_mask(self.document_ids)
+        if mask_dtype != torch.bool:
+            hidden = torch.finfo(mask_dtype).min
+            mask = torch.zeros(mask.shape, dtype=mask_dtype, device=mask.device).masked_fill_(~mask, hidden)
+        return {
+            "input_ids": self.input_ids,
+            "attention_mask": mask,
+            "position_ids": self.position_ids,
+            "labels": self.labels,
+        }
+
+    def shifted_labels(self) -> torch.Tensor:
+        """Labels for losses that do not shift: entry i is the label of slot i + 1, -100 in the last slot."""
+        shifted = torch.full_like(self.labels, IGNORE_INDEX)
+        shifted[:, :-1] = self.labels[:, 1:]
+        return shifted
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch with its tensors on `device`."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking), self.documents)
+
+    def pin_memory(self) -> Batch:
+        """The batch with its tensors in page-locked memory."""
+        return self._with(lambda tensor: tensor.pin_memory(), self.documents)
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], documents: RawBatch) -> Batch:
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
+        return Batch(step=self.step, sources=self.sources, documents=documents, **tensors)
+
+
+_TENSORS = ("input_ids", "labels", "position_ids", "document_ids")
+
+
+def collate(raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id: int = 0) -> Batch:
+    """Lay flat documents out as padded tensors.
+
+    Args:
+        raw: the documents, in pack order.
+        sources: names of all sources of the mix.
+        sequence_length: slots per pack.
+        pad_id: token id of padding.
+    """
+    table = raw.table
+    ends = np.cumsum(table.length)
+    borders = np.concatenate([[0], ends])[np.searchsorted(table.pack, np.arange(raw.packs + 1))].tolist()
+    shape = (raw.packs, sequence_length)
+    within = np.arange(len(ends)) - np.searchsorted(table.pack, table.pack) + 1
+    positions = np.arange(len(raw.ids)) - np.repeat(ends - table.length - table.start, table.length)
+    labels = np.where(raw.labelled, raw.ids, np.int32(IGNORE_INDEX))
+    return Batch(
+        step=raw.step,
+        input_ids=_padded(raw.ids, borders, shape, pad_id),
+        labels=_padded(labels, borders, shape, IGNORE_INDEX),
+        position_ids=_padded(positions, borders, shape, 0),
+        document_ids=_padded(np.repeat(within, table.length), borders, shape, 0),
+        sources=sources,
+        documents=raw,
+    )
+
+
+def _padded(values: np.ndarray[Any, Any], borders: list[int], shape: tuple[int, int], fill: int) -> torch.Tensor:
+    """Rows ``values[borders[p]:borders[p + 1]]`` of a new int64 tensor of `shape`, the rest of each being `fill`."""
+    out = np.empty(shape, np.int64)
+    for pack in range(shape[0]):
+        start, stop = borders[pack], borders[pack + 1]
+        out[pack, : stop - start] = values[start:stop]
+        out[pack, stop - start :] = fill
+    return torch.from_numpy(out)

@@ -1,0 +1,245 @@
+"""`InfiniteDataset`: the base of the endless stages, thin faces over the numpy core."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, final
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from streamsft.comm import worker_shard
+from streamsft.errors import StateError
+from streamsft.order.keys import derive_key, hash64
+from streamsft.order.permutation import permute
+from streamsft.sources.base import Source
+from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
+from streamsft.stream.state import STATE_VERSION, check_state, describe_plan
+from streamsft.types import Sample, Shard
+
+__all__ = ["InfiniteDataset", "Info", "LaneDataset", "SourceStream"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_READ_AHEAD = 64  # documents that a face reads at a time
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Info:
+    """One node of a pipeline; printed, the tree below it."""
+
+    name: str
+    detail: str = ""
+    weight: float | None = None
+    children: tuple[Info, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        share = "" if self.weight is None else f"{self.weight:7.2%}"
+        yield "  ".join(part for part in (self.name, share, self.detail) if part)
+        for child in self.children:
+            last = child is self.children[-1]
+            head, rest = ("└── ", "    ") if last else ("├── ", "│   ")
+            for number, line in enumerate(child._lines()):
+                yield (rest if number else head) + line
+
+
+class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
+    """A stage that never ends and can be stopped and resumed between any two items.
+
+    Inside a `torch.utils.data.DataLoader` each worker takes an equal part of the stage's `shard`. Iterating
+    again goes on where the last iteration stopped.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__()
+        self.shard = shard
+        self._loaded: Mapping[str, Any] | None = None
+        self._begun: Shard | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the stage."""
+
+    @property
+    @abstractmethod
+    def info(self) -> Info:
+        """Name, weight and children; printed, it is the pipeline tree."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """What defines the stream, as JSON: a state is loaded only where this is the same."""
+
+    @abstractmethod
+    def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
+        """Stand at `position` of `shard`; None is the start."""
+
+    @abstractmethod
+    def _position(self) -> dict[str, Any]:
+        """Where the stage stands, as JSON."""
+
+    @abstractmethod
+    def _items(self) -> Iterator[T_co]:
+        """The items from here on. An item counts as given out before it is yielded."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._ready()
+        yield from self._items()
+
+    def _ready(self) -> None:
+        """Begin on first use, at the loaded state if there is one."""
+        if self._begun is not None:
+            return
+        shard = worker_shard(self.shard)
+        position = None
+        if self._loaded is not None:
+            check_state(self._loaded, ("fingerprint", "shard", "position"), self.fingerprint)
+            if self._loaded["shard"] != [shard.index, shard.count]:
+                raise StateError(
+                    f"{self.name}: the state is of shard {self._loaded['shard'][0]} of {self._loaded['shard'][1]}, "
+                    f"this is shard {shard.index} of {shard.count}; ranks times workers must stay the same here "
+                    "(Loader is free of that)"
+                )
+            position = self._loaded["position"]
+        self._begin(shard, position)
+        self._begun = shard
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands behind the last item given out: a small JSON object."""
+        if self._begun is None and self._loaded is not None:
+            return dict(self._loaded)
+        self._ready()
+        assert self._begun is not None
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": self.fingerprint,
+            "shard": [self._begun.index, self._begun.count],
+            "position": self._position(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            StateError: iteration has begun, or the state belongs to another stream, shard or version.
+        """
+        if self._begun is not None:
+            raise StateError(f"{self.name}: state loaded after iteration began; load it into a fresh stage")
+        check_state(state, ("fingerprint", "shard", "position"), self.fingerprint)
+        self._loaded = state
+
+
+class LaneDataset(InfiniteDataset[T], Generic[T]):
+    """A stage whose items are the packs of one lane of a plan; shard i of n is lane i of n."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self._lane: Lane | None = None
+
+    @abstractmethod
+    def plan(self, lanes: int = 1) -> Plan:
+        """The plan of this stage for that many lanes."""
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return describe_plan(self.plan() if self._lane is None else self._lane.plan)
+
+    def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
+        plan = self.plan(shard.count)
+        state = None if position is None else LaneState.from_json(position, len(plan.leaves), self.name)
+        self._lane = Lane(plan, shard.index, state)
+
+    def _position(self) -> dict[str, Any]:
+        assert self._lane is not None
+        return self._lane.state.to_json()
+
+    def _items(self) -> Iterator[T]:
+        lane = self._lane
+        assert lane is not None
+        while True:
+            documents, packs = lane.rest()
+            for first in range(0, packs, _READ_AHEAD):
+                last = min(first + _READ_AHEAD, packs)
+                for item in self._made(lane.plan, documents.packs(first, last), last - first):
+                    lane.advance(1)
+                    yield item
+
+    @abstractmethod
+    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[T]:
+        """The items of `packs` packs."""
+
+
+@final
+class SourceStream(InfiniteDataset[Sample]):
+    """One source, endlessly, each pass in an order of its own: what ``TokenStore.stream()`` gives.
+
+    Args:
+        source: the source.
+        seed: seed of the order.
+        shard: which part of the stream; the parts of one pass are disjoint and complete.
+        shuffle: whether passes are shuffled; if not, rows come in the order of the input.
+
+    Raises:
+        EmptySourceError: the source has no row with a supervised token.
+    """
+
+    def __init__(self, source: Source, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> None:
+        super().__init__(shard or Shard())
+        self.source = source
+        self.seed = seed
+        self.shuffle = shuffle
+        usable, dropped = usable_rows(source, None)
+        self._leaf = Leaf(
+            source=source, share=1.0, weight=None, groups=(), shuffle=shuffle, usable=usable, dropped=dropped
+        )
+        self._drawn = 0
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def info(self) -> Info:
+        order = "a new order each pass" if self.shuffle else "in the order of the input"
+        return Info(self.name, f"{self._leaf.rows:,} rows, {order}")
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "sources": {self.name: [self.source.fingerprint, 1.0]},
+        }
+
+    def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
+        self._drawn = 0 if position is None else int(position["drawn"])
+
+    def _position(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def _items(self) -> Iterator[Sample]:
+        shard = self._begun
+        assert shard is not None
+        key = derive_key(self.seed, self.name, "rows")
+        while True:
+            number = np.arange(self._drawn, self._drawn + _READ_AHEAD)
+            pass_index, position = np.divmod(number * shard.count + shard.index, self._leaf.rows)
+            index = position
+            if self.shuffle:
+                keys = hash64(key, pass_index.astype(np.uint64))
+                index = permute(position, np.full(len(position), self._leaf.rows), keys)
+            stored = index if self._leaf.usable is None else self._leaf.usable[index]
+            ids, masks = self.source.read(stored)
+            rows = self.source.row_numbers[stored].tolist()
+            for at, passed in enumerate(pass_index.tolist()):
+                self._drawn += 1
+                yield Sample(input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed)

@@ -1,0 +1,194 @@
+"""`Interleave`: draws from sources, or from other interleaves, by weight."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from streamsft.errors import ConfigError
+from streamsft.sources.base import Source, is_source
+from streamsft.stream.draws import check_weights, normalized
+from streamsft.stream.faces import Info, LaneDataset, SourceStream
+from streamsft.stream.materialize import samples
+from streamsft.stream.packing import Packing
+from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
+from streamsft.types import Ints, Sample, Shard, check_name
+
+__all__ = ["Interleave"]
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What can be drawn of a source."""
+
+    usable: Ints | None
+    dropped: dict[str, int]
+    count: int
+
+
+Child: TypeAlias = "Source | SourceStream | Interleave"
+
+
+@final
+class Interleave(LaneDataset[Sample]):
+    """An endless stream of samples drawn from several sources by weight.
+
+    Weights count *draws of samples* at the level where the mix sits: 2 beside 1 draws two samples for one,
+    however long they are. A source stays within ``2 + 2 * share * sqrt(sources)`` draws of its share at every
+    window border. Passes of a source follow each other without end.
+
+    Args:
+        children: sources (anything with the members of `Source`), streams made by ``source.stream(...)`` for their
+            ``shuffle``, or other interleaves. Names are unique over the whole tree.
+        weights: one per child, >= 0, any scale; None draws in proportion to rows, so that each row comes
+            equally often. A child of weight 0 is never drawn and never opened. Nested weights multiply.
+        name: name of this mix in metrics.
+        seed: seed of every random choice below; nested mixes take the outermost one's.
+        window: draws that are shuffled together when the mix is iterated by itself; a `Packer` has its own.
+        shard: which of several disjoint parts to iterate.
+
+    Raises:
+        ConfigError: a weight is wrong, a name stands twice, or a child does not promise to be endless.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        weights: Sequence[float] | None = None,
+        *,
+        name: str = "mix",
+        seed: int = 0,
+        window: int = _WINDOW,
+        shard: Shard | None = None,
+    ) -> None:
+        super().__init__(shard or Shard())
+        self._name = check_name(name, "mix")
+        self.seed = seed
+        self.window = window
+        self.children = [_checked(child, name) for child in children]
+        if not children:
+            raise ConfigError(f"mix {name!r} has no children; give at least one source")
+        if weights is not None and len(weights) != len(children):
+            raise ConfigError(f"mix {name!r}: {len(weights)} weights for {len(children)} sources; give one each")
+        self.weights = None if weights is None else list(weights)
+        by_name: dict[str, float | None] = {child.name: None for child in self.children}
+        if self.weights is not None:
+            by_name = {child.name: weight for child, weight in zip(self.children, self.weights, strict=True)}
+        check_weights(by_name, f"mix {name!r}")
+        _check_names(self)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def info(self) -> Info:
+        return self.tree(self.leaves(None))
+
+    def tree(self, leaves: Sequence[Leaf]) -> Info:
+        """The part of the pipeline tree from here on, for the leaves that were made of it."""
+        return self._tree({leaf.name: leaf for leaf in leaves}, f"seed {self.seed}", 1.0)
+
+    def _tree(self, leaves: dict[str, Leaf], detail: str, share: float | None) -> Info:
+        below: list[Info] = []
+        for child in self.children:
+            if isinstance(child, Interleave):
+                inner = sum(leaf.share for leaf in leaves.values() if child.name in leaf.groups)
+                below.append(child._tree(leaves, "", inner) if inner else Info(child.name, "never drawn", 0.0))
+            elif child.name in leaves:
+                leaf = leaves[child.name]
+                left_out = "".join(f", {count:,} {reason}" for reason, count in leaf.dropped.items())
+                below.append(Info(child.name, f"{leaf.rows:,} rows{left_out}", leaf.share))
+            else:
+                below.append(Info(child.name, "never drawn", 0.0))
+        return Info(self.name, detail, share if detail == "" else None, tuple(below))
+
+    def leaves(self, packing: Packing | None) -> list[Leaf]:
+        """The sources that are drawn under `packing`, with their shares, in the order of their names.
+
+        Raises:
+            EmptySourceError: a source with a weight above 0 has no row that could be drawn.
+            DataError: a row is too long under ``overflow: error``.
+        """
+        rows: dict[str, _Rows] = {}
+        return sorted(self._leaves(1.0, (), packing, rows), key=lambda leaf: leaf.name)
+
+    def _leaves(
+        self, share: float, groups: tuple[str, ...], packing: Packing | None, rows: dict[str, _Rows]
+    ) -> Iterator[Leaf]:
+        given = self.weights or [self._row_count(child, packing, rows) for child in self.children]
+        for child, weight, part in zip(self.children, given, normalized(given), strict=True):
+            inside = (*groups, self.name)
+            if not weight:
+                logger.info("%s: weight 0, so it is never drawn nor opened", child.name)
+            elif isinstance(child, Interleave):
+                yield from child._leaves(share * part, inside, packing, rows)
+            else:
+                self._row_count(child, packing, rows)
+                found = rows[child.name]
+                yield Leaf(
+                    source=_source(child),
+                    share=share * part,
+                    weight=weight if self.weights else None,
+                    groups=inside,
+                    shuffle=child.shuffle if isinstance(child, SourceStream) else True,
+                    usable=found.usable,
+                    dropped=found.dropped,
+                )
+
+    def _row_count(self, child: Child, packing: Packing | None, rows: dict[str, _Rows]) -> int:
+        """Rows of a child that can be drawn."""
+        if isinstance(child, Interleave):
+            weights = child.weights or [1.0] * len(child.children)
+            drawn = [inner for inner, weight in zip(child.children, weights, strict=True) if weight]
+            return sum(child._row_count(inner, packing, rows) for inner in drawn)
+        if child.name not in rows:
+            source = _source(child)
+            usable, dropped = usable_rows(source, packing)
+            rows[child.name] = _Rows(usable, dropped, len(source) if usable is None else len(usable))
+        return rows[child.name].count
+
+    def plan(self, lanes: int = 1) -> Plan:
+        return Plan(self.leaves(None), seed=self.seed, packing=None, window=self.window, lanes=lanes)
+
+    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Sample]:
+        return samples(plan.leaves, documents)
+
+
+def _source(child: Source | SourceStream) -> Source:
+    return child.source if isinstance(child, SourceStream) else child
+
+
+def _checked(child: object, mix: str) -> Child:
+    """The child, if it promises to be endless."""
+    if isinstance(child, SourceStream | Interleave):
+        return child
+    if is_source(child):
+        check_name(child.name)
+        return child
+    raise ConfigError(
+        f"mix {mix!r}: {type(child).__name__} does not promise to be endless; give a TokenStore "
+        "(TokenStore.from_rows takes any rows), an object with the members of streamsft.Source, or an Interleave"
+    )
+
+
+def _check_names(mix: Interleave) -> None:
+    seen: set[str] = set()
+
+    def visit(node: Child) -> None:
+        if node.name in seen:
+            raise ConfigError(
+                f"mix {mix.name!r}: the name {node.name!r} stands twice in the tree; names are unique over all "
+                "sources and mixes (TokenStore.renamed, Interleave(name=...))"
+            )
+        seen.add(node.name)
+        for child in node.children if isinstance(node, Interleave) else ():
+            visit(child)
+
+    visit(mix)

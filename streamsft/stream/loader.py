@@ -1,0 +1,272 @@
+"""`Loader`: the batches of one rank, step by step, with a state that says what was consumed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+from streamsft.comm import Comm, agree, current, gather_json
+from streamsft.errors import ConfigError, StateError, StreamsftError
+from streamsft.metrics.stats import SourceInfo
+from streamsft.stream.background import in_background
+from streamsft.stream.collate import Batch, collate
+from streamsft.stream.faces import Info
+from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.materialize import Valued
+from streamsft.stream.packer import Packer
+from streamsft.stream.state import STATE_VERSION, check_state, describe_plan, differences
+from streamsft.stream.steps import Topology
+from streamsft.stream.workers import RawSteps, StartMethod, check_workers, worker_batches
+from streamsft.types import Shard
+
+__all__ = ["Loader"]
+
+
+@final
+class Loader:
+    """The endless batches of one data-parallel rank.
+
+    A step is `global_batch_size` packs over all ranks, whatever their number: rank r of n gets the r-th n-th of
+    them. Which packs make a step depends on nothing else, so a run may go on with another number of ranks or
+    workers and sees the same steps. A batch and the state behind it are equal for any `workers` and `background`.
+
+    Iterating again after a break goes on with the next step.
+
+    Args:
+        packer: where packs come from; its shard is the whole stream.
+        global_batch_size: packs per optimizer step over all ranks; `dp.count` must divide it.
+        dp: this rank among the data-parallel ranks.
+        workers: processes that read tokens; 0 reads in this process.
+        start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
+        background: with 0 workers, read in a thread beside the training step.
+        prefetch: batches kept ready, per worker.
+        lanes_per_step, lane_groups: divide the planning among that many independent streams; a resumed run must
+            keep them. Useful only at hundreds of ranks.
+        metrics: numbers to take of each sample (`streamsft.Metric`).
+        pad_id: token id of padding.
+        tokenizer: a digest of the tokenizer that made the tokens, kept in the state and compared on loading.
+
+    Raises:
+        ConfigError: a value is out of range, or a metric cannot be sent to a worker process.
+    """
+
+    def __init__(
+        self,
+        packer: Packer,
+        *,
+        global_batch_size: int,
+        dp: Shard | None = None,
+        workers: int = 0,
+        start_method: StartMethod | None = None,
+        background: bool = True,
+        prefetch: int = 2,
+        lanes_per_step: int = 1,
+        lane_groups: int = 1,
+        metrics: Sequence[Valued] = (),
+        pad_id: int = 0,
+        tokenizer: str = "",
+    ) -> None:
+        if packer.shard != Shard():
+            raise ConfigError(
+                f"Loader: the packer has {packer.shard}; leave it whole, the loader shares steps out itself"
+            )
+        check_workers(workers, start_method)
+        if not isinstance(prefetch, int) or prefetch < 1:
+            raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
+        self.packer = packer
+        self.topology = Topology(
+            global_batch_size=global_batch_size,
+            dp=dp or Shard(),
+            lanes_per_step=lanes_per_step,
+            lane_groups=lane_groups,
+        )
+        self.workers = workers
+        self.start_method = start_method
+        self.background = background
+        self.prefetch = prefetch
+        self.metrics = tuple(metrics)
+        self.pad_id = pad_id
+        self.tokenizer = tokenizer
+        if workers and self.metrics:
+            _check_picklable(self.metrics)
+        self._plan = packer.plan(self.topology.lanes)
+        self._step = 0
+        self._lanes = {number: Lane(self._plan, number).state for number in self.topology.owned}
+        self._iterations = 0
+        self._mid_step = False
+
+    @property
+    def step(self) -> int:
+        """Steps consumed since the stream's start, over all resumes."""
+        return self._step
+
+    @property
+    def info(self) -> Info:
+        """The pipeline; printed, it is a tree."""
+        topology = self.topology
+        how = (
+            f"{self.workers} workers" if self.workers else ("a background thread" if self.background else "in process")
+        )
+        detail = (
+            f"{topology.global_batch_size} packs per step, rank {topology.dp.index} of {topology.dp.count} "
+            f"takes {topology.packs}, read by {how}"
+        )
+        return Info("loader", detail, None, (self.packer.info,))
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What is known of each source that is drawn, in the order of their names."""
+        return [
+            SourceInfo(
+                name=leaf.name,
+                groups=leaf.groups,
+                weight=leaf.share,
+                rows=len(leaf.source),
+                rejected=getattr(leaf.source, "rejected", {}),
+                dropped=sum(leaf.dropped.values()),
+            )
+            for leaf in self._plan.leaves
+        ]
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What defines the stream, as JSON: a state is loaded only where this is the same."""
+        lanes = [self.topology.lanes_per_step, self.topology.lane_groups]
+        return {**describe_plan(self._plan), "lanes": lanes, "tokenizer": self.tokenizer}
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iterations += 1
+        return self._consumed(self._iterations)
+
+    def _consumed(self, iteration: int) -> Iterator[Batch]:
+        """The batches from here on. A batch counts as consumed before it is yielded."""
+        for batch in self._batches():
+            if iteration != self._iterations:
+                raise StateError("Loader: another iteration began, so this one has ended; iterate once at a time")
+            self._step = batch.step
+            self._lanes |= batch.lanes
+            yield batch
+
+    def _batches(self) -> Iterator[Batch]:
+        steps = RawSteps(self._plan, self.topology, self.metrics, self._step, dict(self._lanes))
+        names = self._plan.names
+        slots = self.packer.packing.sequence_length
+        if self.workers:
+            for raw in worker_batches(steps, self.workers, self.start_method, self.prefetch):
+                yield collate(raw, names, slots, self.pad_id)
+            return
+
+        def here() -> Iterator[Batch]:
+            return (collate(raw, names, slots, self.pad_id) for raw in steps.batches(Shard()))
+
+        yield from in_background(here, self.prefetch) if self.background else here()
+
+    def micro_batches(self, micro_batch_size: int) -> Iterator[Batch]:
+        """The same batches in parts of at most `micro_batch_size` packs, for frameworks that pull those.
+
+        A step is consumed with its last part; between the parts of a step there is no state to take.
+        """
+        for batch in self:
+            parts = batch.split(micro_batch_size)
+            for number, part in enumerate(parts, 1):
+                self._mid_step = number < len(parts)
+                yield part
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands behind the last batch that was consumed: a small JSON object.
+
+        It is complete as it is with one lane (the default); else use `gather_state`. Batches that were read
+        ahead do not count.
+
+        Raises:
+            StateError: in the middle of a step that is pulled as micro-batches.
+        """
+        if self._mid_step:
+            raise StateError(f"Loader: in the middle of step {self._step}; state exists at step borders only")
+        return {
+            "version": STATE_VERSION,
+            "step": self._step,
+            "fingerprint": self.fingerprint,
+            "lanes": {str(number): state.to_json() for number, state in sorted(self._lanes.items())},
+        }
+
+    def gather_state(self, comm: Comm | None = None) -> dict[str, Any]:
+        """The complete state, the same object on every rank. Collective: every rank calls it.
+
+        Args:
+            comm: the ranks; None is the default process group, or this process alone.
+
+        Raises:
+            StateError: on every rank, if the ranks stand at different steps or disagree about a lane.
+        """
+        comm = comm or current()
+        state: dict[str, Any] = {}
+        failure: StreamsftError | None = None
+        try:
+            state = self.state_dict()
+        except StateError as error:
+            failure = error
+        agree(comm, failure)
+        parts = gather_json(comm, state)
+        for rank, part in enumerate(parts):
+            if part["step"] != state["step"]:
+                raise StateError(f"rank {rank} stands at step {part['step']}, rank {comm.rank} at {state['step']}")
+            found = differences(part["fingerprint"], state["fingerprint"])
+            if found:
+                raise StateError(f"rank {rank} reads another stream than rank {comm.rank}:\n  " + "\n  ".join(found))
+        state["lanes"] = self._merged([part["lanes"] for part in parts])
+        return state
+
+    def _merged(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        lanes: dict[str, Any] = {}
+        for rank, part in enumerate(parts):
+            for number, lane in part.items():
+                if lanes.setdefault(number, lane) != lane:
+                    raise StateError(f"rank {rank} holds another copy of lane {number} than a rank before it")
+        self._check_complete(lanes)
+        return {number: lanes[number] for number in sorted(lanes, key=int)}
+
+    def _check_complete(self, lanes: Mapping[str, Any]) -> None:
+        expected = {str(number) for number in range(self.topology.lanes)}
+        if missing := sorted(expected - set(lanes), key=int):
+            raise StateError(
+                f"the state lacks lane {', '.join(missing)} of {len(expected)}: gather it with gather_state"
+            )
+        if unknown := sorted(set(lanes) - expected):
+            raise StateError(f"the state has lane {', '.join(unknown)}, but there are only {len(expected)}")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on this rank's part of the following steps.
+
+        Args:
+            state: a complete state, from `gather_state`, or from `state_dict` if there is one lane.
+
+        Raises:
+            StateError: iteration has begun; the state is incomplete, or of another stream or format version. The
+                message has each difference with both values.
+        """
+        if self._iterations:
+            raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
+        check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
+        self._check_complete(state["lanes"])
+        step = state["step"]
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise StateError(f"the state's step is {step!r}, not a number >= 0")
+        sources = len(self._plan.leaves)
+        self._lanes = {
+            number: LaneState.from_json(state["lanes"][str(number)], sources, f"lane {number}")
+            for number in self.topology.owned
+        }
+        self._step = step
+
+
+def _check_picklable(metrics: Sequence[Valued]) -> None:
+    for metric in metrics:
+        try:
+            pickle.dumps(metric)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"metric {metric.name!r} cannot be sent to loader workers ({error}); give a function defined at the "
+                "top of a module instead of a lambda or an inner function, or set loader.workers to 0"
+            ) from error

@@ -1,0 +1,267 @@
+"""Reading the tokens of planned documents, and shipping them between processes as one bytes object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsft import errors
+from streamsft.errors import MetricError, StreamsftError
+from streamsft.metrics.stats import SampleStats
+from streamsft.stream.lane import LaneState
+from streamsft.stream.plan import Documents, Leaf
+from streamsft.stream.steps import StepPlan
+from streamsft.types import Bools, Floats, Int32s, Ints, Sample
+
+__all__ = ["DocumentTable", "RawBatch", "Valued", "error_to_bytes", "materialize", "read_documents", "samples"]
+
+
+class Valued(Protocol):
+    """A user's metric as far as reading is concerned: a name, and a number per sample."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> Callable[[Sample], float]: ...
+
+
+class DocumentTable(NamedTuple):
+    """What is known of each document of a batch, in pack order; int64[documents] each."""
+
+    source: Ints
+    """Number of the source in the order of names."""
+    row: Ints
+    """The row's number in the source's input order."""
+    pass_index: Ints
+    """How often the source had been gone through before."""
+    start: Ints
+    """First token taken of the row."""
+    length: Ints
+    """Tokens taken."""
+    pack: Ints
+    """Number of the pack, never decreasing."""
+    cut: Ints
+    """Tokens that truncation removed."""
+    supervised: Ints
+    """Labels: supervised tokens but for the first."""
+
+    def packs(self, start: int, stop: int) -> tuple[slice, DocumentTable]:
+        """Which documents lie in packs `start` to `stop` (exclusive), and their part, packs numbered from 0 again."""
+        first, last = np.searchsorted(self.pack, (start, stop)).tolist()
+        part = DocumentTable(*(column[first:last] for column in self))
+        return slice(first, last), part._replace(pack=part.pack - start)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawBatch:
+    """One rank's part of a step as flat arrays.
+
+    Attributes:
+        step: number of the step, from 1.
+        packs: number of packs.
+        table: one entry per document, in pack order.
+        ids: token ids of all documents one after the other, int32[tokens].
+        labelled: True where a token is a label: supervised and not the first of its document, bool[tokens].
+        values: per user metric a number per document, float64[documents].
+        lanes: state behind this step of the lanes it came from.
+    """
+
+    step: int
+    packs: int
+    table: DocumentTable
+    ids: Int32s
+    labelled: Bools
+    values: Mapping[str, Floats] = field(default_factory=dict)
+    lanes: Mapping[int, LaneState] = field(default_factory=dict)
+
+    def part(self, start: int, stop: int) -> RawBatch:
+        """The batch of packs `start` to `stop` (exclusive), as views."""
+        chosen, table = self.table.packs(start, stop)
+        ends = np.cumsum(self.table.length)[chosen]
+        tokens = slice(int(ends[0] - table.length[0]), int(ends[-1]))
+        values = {name: value[chosen] for name, value in self.values.items()}
+        return replace(
+            self, packs=stop - start, table=table, ids=self.ids[tokens], labelled=self.labelled[tokens], values=values
+        )
+
+    def stats(self, slots: int) -> SampleStats:
+        """What the metrics need to know of this batch, which has `slots` token slots."""
+        return SampleStats(
+            source=self.table.source.astype(np.int32),
+            tokens=self.table.length,
+            supervised=self.table.supervised,
+            cut=self.table.cut,
+            first=self.table.start == 0,
+            pass_index=self.table.pass_index,
+            packs=self.packs,
+            slots=slots,
+            values=dict(self.values),
+        )
+
+    def to_bytes(self) -> bytes:
+        """The batch as one bytes object, for the way out of a worker process."""
+        header = {
+            "step": self.step,
+            "packs": self.packs,
+            "shapes": [len(self.table.source), len(self.ids)],
+            "values": list(self.values),
+            "lanes": {number: state.to_json() for number, state in self.lanes.items()},
+        }
+        text = _header(header)
+        arrays: list[NDArray[Any]] = [*self.table, *self.values.values(), self.ids, self.labelled]
+        return b"".join([text, *(array.tobytes() for array in arrays)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, sources: int) -> RawBatch:
+        """Read what `to_bytes` or `error_to_bytes` wrote in this run; the arrays are read-only views of `data`.
+
+        Raises:
+            StreamsftError: the one that `data` stands for.
+        """
+        at = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:at])
+        if "error" in header:
+            raise getattr(errors, header["error"])(header["message"])
+        documents, tokens = header["shapes"]
+
+        def next_array(dtype: type[np.generic], count: int) -> NDArray[Any]:
+            nonlocal at
+            array = np.frombuffer(data, dtype, count, at)
+            at += array.nbytes
+            return array
+
+        return cls(
+            step=header["step"],
+            packs=header["packs"],
+            table=DocumentTable(*(next_array(np.int64, documents) for _ in DocumentTable._fields)),
+            values={name: next_array(np.float64, documents) for name in header["values"]},
+            ids=next_array(np.int32, tokens),
+            labelled=next_array(np.bool_, tokens),
+            lanes={int(n): LaneState.from_json(lane, sources, f"lane {n}") for n, lane in header["lanes"].items()},
+        )
+
+
+def error_to_bytes(error: StreamsftError) -> bytes:
+    """An error as the bytes object that takes the place of a batch."""
+    return _header({"error": type(error).__name__, "message": str(error)})
+
+
+def _header(value: Mapping[str, Any]) -> bytes:
+    """JSON behind its length, filled up so that arrays behind it are aligned."""
+    text = json.dumps(value).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_documents(leaves: Sequence[Leaf], documents: Documents) -> tuple[list[Int32s], list[Bools]]:
+    """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views."""
+    ids: list[Int32s] = [_NO_IDS] * len(documents.source)
+    masks: list[Bools] = [_NO_MASK] * len(documents.source)
+    for at in np.unique(documents.source).tolist():
+        places = np.flatnonzero(documents.source == at)
+        found = leaves[at].source.read(documents.stored[places])
+        for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
+            ids[place] = row_ids
+            masks[place] = row_mask
+    starts, lengths = documents.start.tolist(), documents.length.tolist()
+    for place, (start, length, row_ids) in enumerate(zip(starts, lengths, ids, strict=True)):
+        if length != len(row_ids):
+            ids[place] = row_ids[start : start + length]
+            masks[place] = masks[place][start : start + length]
+    return ids, masks
+
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_MASK = np.empty(0, np.bool_)
+
+
+def row_numbers(leaves: Sequence[Leaf], documents: Documents) -> Ints:
+    """The row of each document in its source's input order, int64[n]."""
+    return _looked_up(documents, [leaf.source.row_numbers for leaf in leaves])
+
+
+def samples(leaves: Sequence[Leaf], documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given."""
+    ids, masks = read_documents(leaves, documents)
+    rows = row_numbers(leaves, documents).tolist()
+    passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
+    return [
+        Sample(
+            input_ids=ids[i], loss_mask=masks[i], source=leaves[sources[i]].name, row=rows[i],
+            pass_index=passes[i], start=starts[i],
+        )
+        for i in range(len(ids))
+    ]  # fmt: skip
+
+
+def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued], truncates: bool) -> RawBatch:
+    """Read the tokens of one rank's part of a step.
+
+    Args:
+        leaves: the sources, in the order of their names.
+        step: what was planned.
+        metrics: user metrics, evaluated on each document.
+        truncates: whether tokens beyond a document's end were cut off rather than put elsewhere.
+
+    Raises:
+        MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
+    """
+    documents = step.documents
+    ids, masks = read_documents(leaves, documents)
+    labelled = np.concatenate(masks)
+    firsts = np.cumsum(documents.length) - documents.length
+    labelled[firsts] = False
+    cut = np.zeros(len(ids), np.int64)
+    if truncates:
+        cut = _looked_up(documents, [leaf.source.lengths for leaf in leaves]) - documents.length
+    table = DocumentTable(
+        source=documents.source,
+        row=row_numbers(leaves, documents),
+        pass_index=documents.pass_index,
+        start=documents.start,
+        length=documents.length,
+        pack=documents.pack,
+        cut=cut,
+        supervised=np.add.reduceat(labelled, firsts, dtype=np.int64),
+    )
+    return RawBatch(
+        step=step.step,
+        packs=step.packs,
+        table=table,
+        ids=np.concatenate(ids),
+        labelled=labelled,
+        values=_values(samples(leaves, documents), metrics) if metrics else {},
+        lanes=step.lanes,
+    )
+
+
+def _looked_up(documents: Documents, columns: Sequence[Int32s | Ints]) -> Ints:
+    """Entry of each document in its source's column, int64[n]."""
+    result = np.empty(len(documents.source), np.int64)
+    for at in np.unique(documents.source).tolist():
+        mine = documents.source == at
+        result[mine] = columns[at][documents.stored[mine]]
+    return result
+
+
+def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Floats]:
+    """What each metric says of each sample."""
+    values = {}
+    for metric in metrics:
+        numbers = np.empty(len(found), np.float64)
+        for at, sample in enumerate(found):
+            try:
+                numbers[at] = metric.value(sample)
+            except Exception as error:
+                raise MetricError(
+                    f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"
+                ) from error
+        values[metric.name] = numbers
+    return values

@@ -1,0 +1,100 @@
+"""`Packer`: the stage that makes packs of the samples of a mix."""
+
+from __future__ import annotations
+
+import logging
+from typing import final
+
+import numpy as np
+
+from streamsft.sources.base import Source
+from streamsft.stream.faces import Info, LaneDataset, SourceStream
+from streamsft.stream.interleave import Interleave
+from streamsft.stream.materialize import samples
+from streamsft.stream.packing import Overflow, Packing
+from streamsft.stream.plan import Documents, Leaf, Plan
+from streamsft.types import Pack, Sample, Shard
+
+__all__ = ["Packer"]
+
+logger = logging.getLogger(__name__)
+
+_FEW_PACKS = 64  # a window of fewer packs leaves best-fit little to choose from
+
+
+@final
+class Packer(LaneDataset[Pack]):
+    """An endless stream of packs: rows of `sequence_length` slots, filled with whole samples.
+
+    Args:
+        mix: an `Interleave`, or one source by itself.
+        sequence_length: slots per pack.
+        lookahead: draws that are packed together by best-fit decreasing; 0 packs in draw order; None takes
+            ``max(1024, sequence_length // 4)``.
+        overflow: a sample longer than a pack: ``truncate`` keeps its prefix (and leaves the sample out if nothing
+            supervised is left), ``drop`` leaves it out, ``split`` cuts it into fragments that continue its positions,
+            ``error`` raises. What is left out is counted in the metrics.
+        shard: which of several disjoint parts to iterate; a `Loader` shares the work out by itself.
+
+    Raises:
+        ConfigError: a value is out of range.
+        EmptySourceError: a source with a weight above 0 has no row that could be drawn.
+        DataError: ``overflow: error`` and a row is too long.
+    """
+
+    def __init__(
+        self,
+        mix: Interleave | SourceStream | Source,
+        sequence_length: int,
+        *,
+        lookahead: int | None = None,
+        overflow: Overflow = "truncate",
+        shard: Shard | None = None,
+    ) -> None:
+        super().__init__(shard or Shard())
+        if not isinstance(mix, Interleave):
+            mix = Interleave([mix], seed=mix.seed if isinstance(mix, SourceStream) else 0)
+        self.mix = mix
+        self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
+        self.leaves: list[Leaf] = mix.leaves(self.packing)
+        self._warn_of_small_windows()
+
+    @property
+    def name(self) -> str:
+        return "packer"
+
+    @property
+    def info(self) -> Info:
+        how = f"best-fit over {self.packing.window:,} draws" if self.packing.best_fit else "next-fit in draw order"
+        detail = f"{self.packing.sequence_length:,} slots, {how}, overflow: {self.packing.overflow}"
+        return Info(self.name, detail, None, (self.mix.tree(self.leaves),))
+
+    def plan(self, lanes: int = 1) -> Plan:
+        return Plan(self.leaves, seed=self.mix.seed, packing=self.packing, lanes=lanes)
+
+    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Pack]:
+        found: list[list[Sample]] = [[] for _ in range(packs)]
+        for pack, sample in zip(documents.pack.tolist(), samples(plan.leaves, documents), strict=True):
+            found[pack].append(sample)
+        return [Pack(samples=tuple(group), sequence_length=self.packing.sequence_length) for group in found]
+
+    def _warn_of_small_windows(self) -> None:
+        if not self.packing.best_fit:
+            return
+        limit = self.packing.sequence_length
+        cut = limit if self.packing.overflow == "truncate" else np.iinfo(np.int32).max
+        means = [
+            float(np.minimum(lengths if leaf.usable is None else lengths[leaf.usable], cut).mean())
+            for leaf in self.leaves
+            for lengths in (leaf.source.lengths,)
+        ]
+        packs = self.packing.window * float(np.dot([leaf.share for leaf in self.leaves], means)) / limit
+        if packs < _FEW_PACKS:
+            logger.warning(
+                "packing: a window of %d draws fills only about %.0f packs of %d slots, which leaves the packer little "
+                "to choose from; raise packing.lookahead to %d or more",
+                self.packing.window,
+                packs,
+                limit,
+                int(np.ceil(self.packing.window * _FEW_PACKS / packs)),
+            )

@@ -1,0 +1,123 @@
+"""Which packs make a step, and which of them a rank owns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from streamsft.errors import ConfigError
+from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.plan import Documents, Plan
+from streamsft.types import Shard
+
+__all__ = ["StepPlan", "StepPlanner", "Topology"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """How steps are made of lanes, and lanes shared among ranks.
+
+    Attributes:
+        global_batch_size: packs per step over all ranks.
+        dp: which data-parallel rank of how many.
+        lanes_per_step: lanes that one step draws from.
+        lane_groups: groups of lanes that take turns, a step each.
+
+    Raises:
+        ConfigError: the global batch cannot be divided; the message has the values that can.
+    """
+
+    global_batch_size: int
+    dp: Shard
+    lanes_per_step: int = 1
+    lane_groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "lanes_per_step", "lane_groups"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"loader.{name}: {value!r} is not an integer of at least 1")
+        for name, value in (("dp size", self.dp.count), ("loader.lanes_per_step", self.lanes_per_step)):
+            if self.global_batch_size % value:
+                allowed = [n for n in range(1, self.global_batch_size + 1) if self.global_batch_size % n == 0]
+                raise ConfigError(
+                    f"{name} {value} does not divide loader.global_batch_size {self.global_batch_size}; "
+                    f"it may be one of {', '.join(map(str, allowed))}"
+                )
+
+    @property
+    def lanes(self) -> int:
+        return self.lanes_per_step * self.lane_groups
+
+    @property
+    def packs(self) -> int:
+        """Packs per step on this rank."""
+        return self.global_batch_size // self.dp.count
+
+    def group(self, step: int) -> range:
+        """The lanes that `step` draws from, in order."""
+        first = step % self.lane_groups * self.lanes_per_step
+        return range(first, first + self.lanes_per_step)
+
+    def share(self, place: int) -> tuple[int, int]:
+        """Which packs (start, stop) of the `place`-th lane of a step this rank owns; empty where start >= stop."""
+        per_lane = self.global_batch_size // self.lanes_per_step
+        first = self.dp.index * self.packs - place * per_lane
+        return max(first, 0), min(first + self.packs, per_lane)
+
+    @property
+    def owned(self) -> list[int]:
+        """The lanes that this rank plans, ascending."""
+        places = [place for place in range(self.lanes_per_step) if operator.lt(*self.share(place))]
+        return [group * self.lanes_per_step + place for group in range(self.lane_groups) for place in places]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPlan:
+    """One rank's part of a step.
+
+    Attributes:
+        step: number of the step, from 1.
+        documents: the documents of this rank's packs, packs numbered from 0.
+        packs: number of those packs.
+        lanes: state behind this step of every lane that these packs came from.
+    """
+
+    step: int
+    documents: Documents
+    packs: int
+    lanes: Mapping[int, LaneState]
+
+
+@final
+class StepPlanner:
+    """Plans the steps of one rank, one after the other.
+
+    Args:
+        plan: the mix, made for as many lanes as `topology` has.
+        topology: how steps are made.
+        step: steps that lie behind.
+        lanes: state of each lane that has been drawn from.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, step: int, lanes: Mapping[int, LaneState]) -> None:
+        self.topology = topology
+        self.step = step
+        self._lanes = {number: Lane(plan, number, lanes.get(number)) for number in topology.owned}
+
+    def next(self) -> StepPlan:
+        """Plan the next step. Only lanes that this rank's packs lie in are planned."""
+        self.step += 1
+        topology = self.topology
+        parts, states = [], {}
+        for place, number in enumerate(topology.group(self.step - 1)):
+            start, stop = topology.share(place)
+            if start < stop:
+                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step)
+                parts.append((taken.packs(start, stop), stop - start))
+                states[number] = self._lanes[number].state
+        return StepPlan(step=self.step, documents=Documents.join(parts), packs=topology.packs, lanes=states)

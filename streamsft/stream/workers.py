@@ -1,0 +1,127 @@
+"""Worker processes: each plans every step and reads the tokens of its own ones. The one place that uses torchdata."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, final
+
+from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streamsft.comm import worker_shard
+from streamsft.errors import ConfigError, DataError, StreamsftError
+from streamsft.stream.lane import LaneState
+from streamsft.stream.materialize import RawBatch, Valued, error_to_bytes, materialize
+from streamsft.stream.plan import Plan
+from streamsft.stream.steps import StepPlanner, Topology
+from streamsft.types import Shard
+
+__all__ = ["RawSteps", "StartMethod", "check_workers", "worker_batches"]
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
+
+@final
+class RawSteps(IterableDataset[bytes]):
+    """The steps of one rank from a given state on; endless.
+
+    Args:
+        plan: the mix.
+        topology: how steps are made of it.
+        metrics: user metrics, evaluated on each document.
+        step: steps that lie behind.
+        lanes: state of the lanes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        metrics: Sequence[Valued],
+        step: int,
+        lanes: Mapping[int, LaneState],
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.topology = topology
+        self.metrics = metrics
+        self.step = step
+        self.lanes = lanes
+
+    def batches(self, shard: Shard) -> Iterator[RawBatch]:
+        """Every `shard.count`-th step, beginning with the one at `shard.index`."""
+        planner = StepPlanner(self.plan, self.topology, self.step, self.lanes)
+        packing = self.plan.packing
+        truncates = packing is not None and packing.overflow == "truncate"
+        while True:
+            for turn in range(shard.count):
+                step = planner.next()
+                if turn == shard.index:
+                    yield materialize(self.plan.leaves, step, self.metrics, truncates)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for raw in self.batches(worker_shard(Shard())):
+                yield raw.to_bytes()
+        except StreamsftError as error:
+            yield error_to_bytes(error)
+
+
+def worker_batches(
+    steps: RawSteps, workers: int, start_method: StartMethod | None, prefetch: int
+) -> Iterator[RawBatch]:
+    """The batches of `steps` in order, made by `workers` processes.
+
+    torch's loader asks its workers in turn, worker 0 first, which is the order that `RawSteps` deals steps in.
+
+    Args:
+        steps: what to make.
+        workers: number of processes.
+        start_method: how they are started; None is Python's default on this system.
+        prefetch: batches that each worker keeps ready.
+
+    Raises:
+        StreamsftError: what a worker raised, where its batch would have come.
+        DataError: a worker died.
+    """
+    with warnings.catch_warnings():
+        # torchdata 0.11 calls what newer releases of torch deprecate
+        warnings.filterwarnings("ignore", message=".*set_vital.*")
+        loader = StatefulDataLoader(
+            steps,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            multiprocessing_context=start_method,
+            snapshot_every_n_steps=None,
+        )
+    names = len(steps.plan.leaves)
+    batches = iter(loader)
+    while True:
+        try:
+            data = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                f"a loader worker died ({error}); often the system stopped it for want of memory: lower "
+                "loader.workers, then start the same command again to go on from the last checkpoint"
+            ) from error
+        yield RawBatch.from_bytes(data, names)
+
+
+def check_workers(workers: int, start_method: str | None) -> None:
+    """Refuse settings that no worker could be started with.
+
+    Raises:
+        ConfigError: `workers` is negative, or `start_method` is unknown on this system.
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+        raise ConfigError(f"loader.workers: {workers!r} is not a number of processes >= 0")
+    methods = multiprocessing.get_all_start_methods()
+    if start_method is not None and start_method not in methods:
+        raise ConfigError(f"loader.start_method: {start_method!r} is none of {', '.join(methods)}")
