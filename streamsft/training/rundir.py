@@ -1,0 +1,138 @@
+"""The directory of a run: who may use it, what it belongs to, and where it goes on from.
+
+::
+
+    run.json              format version and the fingerprint of the run's stream, written at the start
+    lock                  held while a run is in progress
+    checkpoints/          see `streamsft.training.checkpoint`
+    audit/rank-<r>.jsonl  see `streamsft.training.audit`
+    metrics.jsonl         and whatever else the sinks write
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, final
+
+from streamsft.errors import RunError
+from streamsft.stream.state import differences
+from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.durable import write_file
+
+__all__ = ["RunDirectory"]
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+_LOCK_WAIT_S = 20.0
+"""A killed run's processes may take a moment to go; the lock is waited for this long."""
+_TRACES = ("run.json", "checkpoints", "audit", "metrics.jsonl")
+_UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@final
+class RunDirectory:
+    """One run's directory, locked against a second run until `close`. Made on rank 0 alone.
+
+    Args:
+        path: the directory; it and its parents are made.
+        fresh: move an earlier run's directory aside, to the first free of ``<path>.1``, ``<path>.2``, …
+
+    Raises:
+        RunError: another process is using the directory, or it cannot be made or moved.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = path
+        self.moved_to: Path | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path)
+            if fresh and any((path / name).exists() for name in _TRACES):
+                self._move_aside()
+        except OSError as error:
+            raise RunError(f"run directory {path}: {error.strerror or error}; choose another train.run_dir") from error
+
+    def _move_aside(self) -> None:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        self._lock.close()
+        self.path.mkdir()
+        self._lock = _locked(self.path)
+        self.moved_to = aside
+        _log.info("moved the earlier run in %s to %s", self.path, aside)
+
+    def begin(self, fingerprint: Mapping[str, Any]) -> StoredCheckpoint | None:
+        """Return the checkpoint to go on from, None for step 0, and mark the run as begun.
+
+        Args:
+            fingerprint: JSON object of what defines the stream (`Loader.fingerprint`).
+
+        Raises:
+            RunError: the directory holds a run of another stream, or is unreadable.
+        """
+        checkpoints = Checkpoints(self.path)
+        stored = checkpoints.newest()
+        record = self._record()
+        theirs = stored.fingerprint if stored is not None else record.get("fingerprint") if record else None
+        if theirs is not None:
+            self._refuse_other(theirs, fingerprint)
+        checkpoints.clean(after=stored.step if stored is not None else 0)
+        if record is None:
+            text = json.dumps({"version": _VERSION, "fingerprint": dict(fingerprint)}, indent=1)
+            write_file(self.path / "run.json", text.encode())
+        return stored
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._lock.close()
+
+    def _record(self) -> dict[str, Any] | None:
+        path = self.path / "run.json"
+        try:
+            record = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} is unreadable: {error}; start over with --fresh") from error
+        if not isinstance(record, dict) or record.get("version") != _VERSION:
+            raise RunError(f"{path}: not a run of format version {_VERSION}; start over with --fresh")
+        return record
+
+    def _refuse_other(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        lines = differences(theirs, json.loads(json.dumps(ours)))
+        if lines:
+            raise RunError(
+                f"run directory {self.path} holds a run of another stream; these differ:\n"
+                + "\n".join(f"  {line}" for line in lines)
+                + "\nchange them back, choose another train.run_dir, or move the old run aside with --fresh"
+            )
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Return the locked lock file of `path`. The lock is the process's own: forked workers do not keep it."""
+    file = (path / "lock").open("ab")
+    until = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if error.errno in _UNLOCKABLE:
+                _log.warning("the file system of %s has no locks; make sure that only one run uses it", path)
+                return file
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                file.close()
+                raise
+        if time.monotonic() > until:
+            file.close()
+            raise RunError(f"run directory {path} is in use by another process; wait for it, or end it")
+        time.sleep(0.05)

@@ -1,0 +1,97 @@
+"""What a training run is asked for, and what it answers."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from streamsft.errors import ConfigError
+
+__all__ = ["TrainResult", "TrainSettings"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How to train. Everything here may be changed when a run is resumed.
+
+    Attributes:
+        steps: optimizer steps of the whole run, earlier legs included.
+        run_dir: where checkpoints, audit and metrics lie; seen by all ranks.
+        save_every: steps between two checkpoints; one is always written at the end and on a signal.
+        keep: how many checkpoints are kept.
+        log_every: steps between two records of metrics.
+        micro_batch_size: most packs per forward pass on a rank; None: all of its share.
+        lr: peak learning rate.
+        warmup: steps of linear warm-up; half a cosine follows.
+        weight_decay: decoupled weight decay (AdamW), on matrices alone.
+        grad_clip: largest norm of the gradient; None: unbounded.
+        audit: write `audit/rank-<r>.jsonl`.
+        seed: of the initial weights of ``tiny`` and of dropout.
+    """
+
+    steps: int
+    run_dir: Path
+    save_every: int = 100
+    keep: int = 3
+    log_every: int = 10
+    micro_batch_size: int | None = None
+    lr: float = 3e-4
+    warmup: int = 10
+    weight_decay: float = 0.01
+    grad_clip: float | None = 1.0
+    audit: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "save_every", "keep", "log_every", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"train settings: {name} is {value}; give at least 1")
+        for name in ("lr", "warmup", "weight_decay", "grad_clip"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"train settings: {name} is {value}; give 0 or more")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a call of `train` ended.
+
+    Attributes:
+        steps: the last step that was made, earlier legs included.
+        run_dir: the run's directory.
+        resumed_from: the step of the checkpoint that this leg went on from, 0 at a new start.
+        first_loss: `train/loss` of the first record of this leg; None without a model or a record.
+        last_loss: the same of the last record.
+        stopped_by: ``steps`` when all were made, else the name of the signal.
+        skipped_steps: steps of the whole run that had no supervised token, so that the weights stayed as they were.
+        moved_to: where ``fresh`` moved an earlier run.
+    """
+
+    steps: int
+    run_dir: Path
+    resumed_from: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    stopped_by: str = "steps"
+    skipped_steps: int = 0
+    moved_to: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all steps were made, else 128 + the signal's number, as shells have it.
+
+        So that what comes after a run in a script does not take half a run for a whole one.
+        """
+        return 0 if self.stopped_by == "steps" else 128 + signal.Signals[self.stopped_by].value
+
+    @property
+    def message(self) -> str:
+        """One line for the user."""
+        if self.stopped_by == "steps":
+            return f"done: {self.steps} steps, in {self.run_dir}"
+        return f"{self.stopped_by}: saved at step {self.steps} in {self.run_dir}; the same command goes on from there"
