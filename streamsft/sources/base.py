@@ -56,7 +56,17 @@ class Source(Protocol):
         """Where stored row `index` came from, as ``file:row`` for messages."""
 
 
-_MEMBERS = ("name", "fingerprint", "__len__", "lengths", "supervised", "first_supervised", "row_numbers", "read", "origin")
+_MEMBERS = (
+    "name",
+    "fingerprint",
+    "__len__",
+    "lengths",
+    "supervised",
+    "first_supervised",
+    "row_numbers",
+    "read",
+    "origin",
+)
 
 
 def is_source(value: Any) -> TypeGuard[Source]:
