@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from streamsft.config_rules import WEIGHT_ELSEWHERE
 from streamsft.config_yaml import Document, Issue, KeyPath, dotted
 from streamsft.errors import ConfigError
 
@@ -61,7 +62,7 @@ _ELSEWHERE = {
     "warmup_steps": "train.warmup",
     "wd": "train.weight_decay",
 }
-_ELSEWHERE_IN_SOURCE = {
+_ELSEWHERE_IN_SOURCE = dict.fromkeys(WEIGHT_ELSEWHERE, "weight") | {
     "column_mapping": "columns",
     "data_path": "path",
     "dataset_path": "path",
@@ -69,15 +70,8 @@ _ELSEWHERE_IN_SOURCE = {
     "file": "path",
     "file_name": "path",
     "files": "path",
-    "fraction": "weight",
-    "interleave_probs": "weight",
     "name_or_path": "hub",
     "paths": "path",
-    "prob": "weight",
-    "probability": "weight",
-    "proportion": "weight",
-    "ratio": "weight",
-    "sampling_weight": "weight",
     "repo": "hub",
     "subset": "config",
     "train_on_input": "train_on",
@@ -172,9 +166,10 @@ def _suggest(path: KeyPath, sections: Sections, data: Mapping[str, Any]) -> str:
     if spelled in _ELSEWHERE:
         note = _NOTES.get(_ELSEWHERE[spelled])
         return f"; here it is {_ELSEWHERE[spelled]!r}" + (f" ({note})" if note else "")
-    homes = [dotted((*home, key)) for home, keys in sections.items() if key in keys and home != section]
+    places = [home for home, keys in sections.items() if key in keys and home != section]
+    homes = [_readable(dotted((*home, key))) if home else "the top level" for home in places]
     if homes:
-        return f"; {key!r} belongs to {' or '.join(_readable(home) for home in homes)}"
+        return f"; {key!r} belongs to {' or '.join(homes)}"
     below = _mapping_at(data, path[:-1])
     if in_source and "path" not in below and isinstance(below.get(key), dict):
         return "; a group keeps its sources below 'sources'"

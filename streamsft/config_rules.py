@@ -15,10 +15,13 @@ from streamsft.config_yaml import Issue, KeyPath, dotted
 from streamsft.errors import ConfigError
 from streamsft.types import check_name
 
-__all__ = ["INPUTS", "check_rules"]
+__all__ = ["INPUTS", "WEIGHT_ELSEWHERE", "check_rules"]
 
 INPUTS = ("path", "store", "hub")
 """A source names exactly one of these."""
+
+WEIGHT_ELSEWHERE = ("fraction", "interleave_probs", "prob", "probability", "proportion", "ratio", "sampling_weight")
+"""What other tools call a weight."""
 
 _FOR_HUB = ("config", "split", "revision", "data_files")
 _FOR_TEXT = ("format", "columns", "train_on", "on_bad_row")
@@ -93,7 +96,8 @@ def _mapping_rules(sources: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]
     if weights and len(weights) < len(nodes):
         others = f"{', '.join(weights)} {'has' if len(weights) == 1 else 'have'} one"
         for name, node in nodes.items():
-            if name not in weights and not difflib.get_close_matches("weight", node, 1, 0.75):
+            meant = difflib.get_close_matches("weight", node, 1, 0.75) or node.keys() & set(WEIGHT_ELSEWHERE)
+            if name not in weights and not meant:  # else the key that was meant is told as unknown
                 yield Issue((*path, name, "weight"), f"missing: {others}; give all of them a weight, or none")
     elif weights and not wrong and not any(weights.values()):
         yield Issue(path, f"every weight is 0 ({', '.join(weights)}): at least one must be above 0")

@@ -88,7 +88,9 @@ def _value(text: str, document: Document) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{document.source}:{mark.line + 1}:{mark.column + 1}" if mark else document.source
-        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        in_braces = mark is not None and "${" in "".join(text.splitlines()[mark.line : mark.line + 1])
+        hint = "; inside { } and [ ], put a value with ${…} in quotes" if in_braces else ""
+        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}{hint}") from error
     return None if node is None else _Reader(document).read(node, ())
 
 

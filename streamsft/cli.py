@@ -1,0 +1,183 @@
+"""The command line. Each command is a function of `streamsft.commands`; nothing heavy is imported before one runs.
+
+A user's error is printed as one message, with exit code 2; ``--debug`` shows where it was raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+
+__all__ = ["app"]
+
+P = ParamSpec("P")
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="streamsft",
+    help="Endless, weighted, packed, loss-masked batches for fine-tuning, that resume on the exact sample.",
+    rich_markup_mode=None,  # plain help, without the time that rich takes to import
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, such as train.steps=100.", show_default=False),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
+Processes = Annotated[
+    int | None, typer.Option("--processes", "-j", min=1, help="Processes that tokenize; by default one per core.")
+]
+
+
+def _reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """Print what a user can mend as one message, and end with exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        from streamsft.errors import StreamsftError
+
+        try:
+            command(*args, **kwargs)
+        except StreamsftError as error:
+            if kwargs.get("debug"):
+                raise
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            _print_error(f"{error}{notes}", everywhere=not getattr(error, "agreed", False))
+            raise SystemExit(USER_ERROR) from None
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
+            raise SystemExit(0) from None
+
+    return run
+
+
+def _print_error(message: str, *, everywhere: bool) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0 or everywhere:
+        where = f"rank {rank}: " if rank else ""
+        print(f"error: {where}{message}", file=sys.stderr, flush=True)
+
+
+@app.command()
+@_reporting
+def demo(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DIR|KEY=VALUE", help="Where to put it (streamsft-demo), and overrides."),
+    ] = None,
+    *,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and train again.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train on generated data, from nothing to a falling loss.
+
+    Writes three small corpora in three formats, a tokenizer trained on them and a config into DIR, trains a tiny
+    model as the config says, and tells what to try next.
+    """
+    from streamsft.commands.demo import demo
+
+    given = list(arguments or ())
+    folder = given.pop(0) if given and "=" not in given[0] else "streamsft-demo"
+    demo(folder, overrides=given, fresh=fresh)
+
+
+@app.command()
+@_reporting
+def validate(config: ConfigFile, overrides: Overrides = None, *, verify: Verify = False, debug: Debug = False) -> None:
+    """Check a config, its files and its tokenizer.
+
+    No row is tokenized. Every mistake in the config is told at once.
+    """
+    from streamsft.commands.validate import validate
+
+    validate(config, overrides=overrides or (), verify=verify)
+
+
+@app.command()
+@_reporting
+def tokenize(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    processes: Processes = None,
+    verify: Verify = False,
+    debug: Debug = False,
+) -> None:
+    """Tokenize all sources of a config into the cache.
+
+    Says per source how many rows and tokens there are, what was rejected and why, and where the store lies.
+    """
+    from streamsft.commands.tokenize import tokenize
+
+    tokenize(config, overrides=overrides or (), processes=processes, verify=verify)
+
+
+@app.command()
+@_reporting
+def preview(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    row: Annotated[
+        str | None, typer.Option("--row", metavar="SOURCE:ROW", help="Show one row of a source's input instead.")
+    ] = None,
+    packs: Annotated[int, typer.Option("--packs", "-n", min=0, help="How many packs to show.")] = 2,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="How many draws to plan for the mix.")] = 10_000,
+    debug: Debug = False,
+) -> None:
+    """Show the pipeline, the mix and some packs.
+
+    Packs are decoded, with documents bordered and supervised tokens coloured. With --row, one row's rendered text,
+    spans, tokens and mask, or why it was rejected.
+    """
+    from streamsft.commands.preview import preview, preview_row
+
+    if row is not None:
+        preview_row(config, row, overrides=overrides or ())
+    else:
+        preview(config, overrides=overrides or (), packs=packs, draws=draws)
+
+
+@app.command()
+@_reporting
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and start over.")] = False,
+    verify: Verify = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table at log steps.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train, or go on with a run that was stopped.
+
+    A run directory with a checkpoint is resumed on the exact sample. Works below torchrun.
+    """
+    from streamsft.commands.train import train
+
+    train(config, overrides=overrides or (), fresh=fresh, verify=verify, quiet=quiet)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of streamsft and of what it builds on."""
+    from streamsft.commands.version import versions
+
+    for name, number in versions().items():
+        print(f"{name} {number}")

@@ -1,0 +1,28 @@
+"""The shipped configs are valid, carry the editor's header, and the schema beside them is the one in the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamsft.config import load_config, schema
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+
+
+def test_there_are_shipped_configs() -> None:
+    assert {file.stem for file in SHIPPED} >= {"quickstart", "real-mix", "nested"}
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_shipped_config_is_valid_and_names_its_schema(file: Path) -> None:
+    load_config(file)
+    assert file.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
+
+
+def test_the_schema_file_is_up_to_date() -> None:
+    written = json.loads((CONFIGS / "schema.json").read_text())
+    assert written == schema(), "run: python -m streamsft.config > configs/schema.json"
