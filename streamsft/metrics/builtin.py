@@ -1,0 +1,141 @@
+"""The numbers that every run reports about its sources, its mix nodes and itself.
+
+Per source, and per mix node over all sources below it (``<prefix><name>/…``):
+
+===================== ==============================================================================================
+samples               rows drawn; the fragments of a split row are one sample
+tokens                tokens in batches, padding not included
+supervised_tokens     of these, tokens with a label
+passes                how often its drawable rows have come, on average; else (rows unknown) the pass it is in
+length_mean, _max     document length in tokens, after overflow; also _p50 and _p95 (within 1 %)
+truncated             documents that were cut, and truncated_tokens, what was cut off
+share_samples         share of all samples so far, and share_tokens, of all tokens
+share_asked           share of the draws that the weights ask for
+rejected              rows of the input that could not be used, and rejected_<reason> (fixed, known from the start)
+dropped               stored rows of which the overflow policy leaves nothing (fixed, known from the start)
+===================== ==============================================================================================
+
+For the whole run (``data/…``): samples, tokens, supervised_tokens, packs, packing_efficiency (tokens per slot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+import numpy as np
+
+from streamsft.metrics.quantiles import Quantiles
+from streamsft.metrics.stats import SampleStats, SourceInfo
+from streamsft.types import Floats, Ints
+
+__all__ = ["LENGTHS", "NAMES", "RUN_NAMES", "Slots", "Tallies", "constants", "passes"]
+
+LENGTHS = Quantiles(1, 2**20)
+NAMES = (
+    *("samples", "tokens", "supervised_tokens", "passes", "truncated", "truncated_tokens", "rejected", "dropped"),
+    *("length_mean", "length_max", "length_p50", "length_p95", "share_samples", "share_tokens", "share_asked"),
+)
+RUN_NAMES", "Slots", "Tallies", "constants", "passes"]
+
+LENGTHS = Quantiles(1, 2**20)
+NAMES = frozenset(
+    ["samples", "tokens", "supervised_tokens", "passes", "length_mean", "length_max", "length_p50", "length_p95", "truncated", "truncated_tokens", "share_samples", "share_tokens", "share_asked", "rejected", "dropped"]
+)
+RUN_NAMES = ("samples", "tokens", "supervised_tokens", "packs", "packing_efficiency")
+_SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _PASS, _LONGEST = range(8)
+
+
+@final
+class Tallies:
+    """Whole numbers per source, updated from a batch's statistics in one go."""
+
+    ints: ClassVar[int] = 8
+    floats: ClassVar[int] = 0
+    layout: ClassVar[str] = "Tallies()"
+    suffixes: ClassVar[tuple[str, ...]] = (
+        "samples",
+        "tokens",
+        "supervised_tokens",
+        "length_mean",
+        "length_max",
+        "truncated",
+        "truncated_tokens",
+        "last_pass",
+    )
+
+    def zero(self, groups: int) -> tuple[Ints, Floats]:
+        return np.zeros((groups, self.ints), np.int64), np.zeros((groups, 0))
+
+    def update(self, ints: Ints, source: Ints, stats: SampleStats) -> None:
+        """Take in a batch; `ints` is int64[sources, 8], `source` is `stats.source` as int64."""
+        n, sources = len(source), len(ints)
+        columns = np.empty((6, n), np.int64)
+        columns[_SAMPLES] = stats.first
+        columns[_DOCUMENTS] = 1
+        columns[_TOKENS] = stats.tokens
+        columns[_SUPERVISED] = stats.supervised
+        columns[_TRUNCATED] = stats.cut > 0
+        columns[_CUT] = stats.cut
+        cells = (source * 6 + np.arange(6)[:, None]).reshape(-1)
+        # Sums of float64 are exact below 2**53, far more than the tokens of a batch.
+        sums = np.bincount(cells, columns.reshape(-1), sources * 6)
+        ints[:, :6] += sums.astype(np.int64).reshape(sources, 6)
+        np.maximum.at(ints[:, _PASS], source, stats.pass_index)
+        np.maximum.at(ints[:, _LONGEST], source, stats.tokens)
+
+    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
+        ints[:, :_PASS] += other_ints[:, :_PASS]
+        np.maximum(ints[:, _PASS:], other_ints[:, _PASS:], out=ints[:, _PASS:])
+
+    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
+        samples, documents, tokens, supervised, truncated, cut, last_pass, longest = ints.tolist()
+        numbers = {
+            "samples": samples,
+            "tokens": tokens,
+            "supervised_tokens": supervised,
+            "truncated": truncated,
+            "truncated_tokens": cut,
+        }
+        if documents:
+            numbers |= {"length_mean": tokens / documents, "length_max": longest, "last_pass": last_pass}
+        return numbers
+
+
+@final
+class Slots:
+    """Packs and token slots of the whole run."""
+
+    ints: ClassVar[int] = 2
+    floats: ClassVar[int] = 0
+    layout: ClassVar[str] = "Slots()"
+    suffixes: ClassVar[tuple[str, ...]] = ("packs", "slots")
+
+    def zero(self, groups: int) -> tuple[Ints, Floats]:
+        return np.zeros((groups, 2), np.int64), np.zeros((groups, 0))
+
+    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
+        ints += other_ints
+
+    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
+        return dict(zip(self.suffixes, ints.tolist(), strict=True))
+
+
+def constants(members: Sequence[SourceInfo]) -> dict[str, float]:
+    """What is known about one source, or about those of a mix node, before anything is drawn."""
+    numbers: dict[str, float] = {
+        "share_asked": sum(s.weight for s in members),
+        "rejected": sum(sum(s.rejected.values()) for s in members),
+        "dropped": sum(s.dropped for s in members),
+    }
+    for reason in sorted({r for s in members for r in s.rejected}):
+        numbers[f"rejected_{reason}"] = sum(s.rejected.get(reason, 0) for s in members)
+    return numbers
+
+
+def passes(members: Sequence[SourceInfo], tally: dict[str, float]) -> dict[str, float]:
+    """How often the drawable rows of one source, or of those of a mix node, have come."""
+    rows = sum(s.rows - s.dropped for s in members)
+    if rows > 0 and all(s.rows for s in members):
+        return {"passes": tally["samples"] / rows}
+    return {"passes": tally["last_pass"]} if len(members) == 1 and "last_pass" in tally else {}
