@@ -36,12 +36,6 @@ NAMES = (
     *("samples", "tokens", "supervised_tokens", "passes", "truncated", "truncated_tokens", "rejected", "dropped"),
     *("length_mean", "length_max", "length_p50", "length_p95", "share_samples", "share_tokens", "share_asked"),
 )
-RUN_NAMES", "Slots", "Tallies", "constants", "passes"]
-
-LENGTHS = Quantiles(1, 2**20)
-NAMES = frozenset(
-    ["samples", "tokens", "supervised_tokens", "passes", "length_mean", "length_max", "length_p50", "length_p95", "truncated", "truncated_tokens", "share_samples", "share_tokens", "share_asked", "rejected", "dropped"]
-)
 RUN_NAMES = ("samples", "tokens", "supervised_tokens", "packs", "packing_efficiency")
 _SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _PASS, _LONGEST = range(8)
 
