@@ -23,12 +23,12 @@ class Ragged:
 
     Attributes:
         values: the flat values in their stored type; uint8[bytes] of packed bits when `bit_offset` >= 0.
-        offsets: int64[rows + 1], not decreasing; the first may be above 0.
+        offsets: int32 or int64[rows + 1], not decreasing; the first may be above 0.
         bit_offset: position in bits of value 0 in `values`, or -1 when values are not packed bits.
     """
 
     values: NDArray[Any]
-    offsets: Ints
+    offsets: NDArray[Any]
     bit_offset: int = -1
 
     def slice(self, start: int, stop: int) -> NDArray[Any]:
@@ -57,8 +57,8 @@ def ragged(array: pa.Array, where: str) -> Ragged:
     if not _is_list(kind):
         raise StoreError(f"{where}: needs lists of integers or booleans, found {kind}")
     if array.null_count:
-        offsets = _offsets_of_lengths(array)
-        return _with_values(array.flatten(), offsets, where)
+        return _with_values(array.flatten(), _offsets_of_lengths(array), where)
+    offsets: NDArray[Any]
     if pa.types.is_fixed_size_list(kind):
         offsets = (array.offset + np.arange(len(array) + 1, dtype=np.int64)) * kind.list_size
     elif len(array) == 0:
@@ -66,7 +66,7 @@ def ragged(array: pa.Array, where: str) -> Ragged:
     else:
         width = np.int64 if pa.types.is_large_list(kind) else np.int32
         stored = np.frombuffer(array.buffers()[1], width)
-        offsets = stored[array.offset : array.offset + len(array) + 1].astype(np.int64, copy=False)
+        offsets = stored[array.offset : array.offset + len(array) + 1]
     return _with_values(array.values, offsets, where)
 
 
@@ -86,7 +86,7 @@ def _offsets_of_lengths(array: pa.Array) -> Ints:
     return offsets
 
 
-def _with_values(values: pa.Array, offsets: Ints, where: str) -> Ragged:
+def _with_values(values: pa.Array, offsets: NDArray[Any], where: str) -> Ragged:
     while isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_dictionary(values.type):
@@ -122,45 +122,88 @@ class TokenColumns:
     Args:
         chunks: the two columns of each record batch, in row order; equal offsets up to a constant.
         bounds: int64[rows + 1], tokens before each row, over all chunks.
+        whole: the bytes that all chunks lie in, uint8[bytes], where it is a single memory map.
 
     Where ids are int32 and masks one byte wide (every store that streamsft writes) rows are views on the memory
-    map; other layouts are converted row by row, so that memory does not grow with what has been read.
+    map; other layouts are converted as they are read and not kept, so that memory does not grow as rows are read.
     """
 
-    def __init__(self, chunks: Sequence[tuple[Ragged, Ragged]], bounds: Ints) -> None:
+    def __init__(
+        self, chunks: Sequence[tuple[Ragged, Ragged]], bounds: Ints, whole: NDArray[np.uint8] | None = None
+    ) -> None:
         chunks = [pair for pair in chunks if len(pair[0].offsets) > 1]
+        rows = np.cumsum([0] + [len(ids.offsets) - 1 for ids, _ in chunks])
         self._bounds = bounds
-        self._ids = [ids for ids, _ in chunks]
-        self._masks = [mask for _, mask in chunks]
-        self._direct = all(c.values.dtype == np.int32 for c in self._ids) and all(
-            c.bit_offset < 0 and c.values.dtype.itemsize == 1 for c in self._masks if len(c.values)
-        )
-        self._id_values = [c.values for c in self._ids]
-        self._mask_values = [c.values.view(np.bool_) if c.values.dtype.itemsize == 1 else c.values for c in self._masks]
-        rows = np.cumsum([0] + [len(c.offsets) - 1 for c in self._ids])
         self._first_row = rows[1:-1].astype(np.int64)
         before = bounds[rows[:-1]]
-        self._id_shift = before - np.array([c.offsets[0] for c in self._ids], np.int64)
-        self._mask_shift = before - np.array([c.offsets[0] for c in self._masks], np.int64)
-        self._same_shift = bool((self._id_shift == self._mask_shift).all())
+        self._ids = _Column([ids for ids, _ in chunks], before, whole)
+        self._masks = _Column([mask for _, mask in chunks], before, whole)
+        self._direct = self._ids.dtype == np.int32 and self._masks.dtype == np.bool_
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
-        """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows))."""
+        """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows)).
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        if len(index) and index.min() < 0:
+            raise IndexError(f"row {index.min()}: rows are numbered from 0")
         starts = self._bounds[index]
         stops = self._bounds[index + 1]
         chunk = self._first_row.searchsorted(index, "right")
-        shift = self._id_shift[chunk]
-        places = chunk.tolist()
+        ids: Any = self._ids.slices(chunk, starts, stops)
+        masks: Any = self._masks.slices(chunk, starts, stops)
+        if self._direct or not ids:
+            return ids, masks
+        lengths = stops - starts
+        return _converted(ids, lengths, np.int32), _converted(masks, lengths, np.bool_)
+
+
+@final
+class _Column:
+    """One token column: per chunk its flat values and what to take from a token's number to find it there."""
+
+    def __init__(self, chunks: Sequence[Ragged], before: Ints, whole: NDArray[np.uint8] | None) -> None:
+        self._values = [c.values for c in chunks]
+        self._shift = before - np.array([c.offsets[0] for c in chunks], np.int64)
+        self._bits = [c.bit_offset for c in chunks] if any(c.bit_offset >= 0 for c in chunks) else None
+        self._flat: NDArray[Any] | None = None
+        types = {values.dtype for values in self._values if len(values)}
+        if self._bits is None and types and all(kind.itemsize == 1 for kind in types):
+            self._values = [values.view(np.bool_) for values in self._values]  # 0 and 1, as `scan` has checked
+            types = {np.dtype(np.bool_)}
+        self.dtype = types.pop() if len(types) == 1 and self._bits is None else None
+        if self.dtype is not None and whole is not None:
+            self._join(whole)
+
+    def _join(self, whole: NDArray[np.uint8]) -> None:
+        """Address all chunks in one array, which spares the look-up of a chunk for every row."""
+        assert self.dtype is not None
+        size = self.dtype.itemsize
+        places = [values.ctypes.data - whole.ctypes.data for values in self._values]
+        if all(0 <= place < len(whole) and place % size == 0 for place in places):
+            self._flat = whole[: len(whole) // size * size].view(self.dtype)
+            self._shift -= np.array(places, np.int64) // size
+
+    def slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
+        """Per row the values from token number `starts` to `stops`, which lie in the chunk numbered `chunk`."""
+        shift = self._shift[chunk]
         first, last = (starts - shift).tolist(), (stops - shift).tolist()
-        if self._direct:
-            values = self._id_values
-            ids = [values[c][a:b] for c, a, b in zip(places, first, last, strict=True)]
-        else:
-            ids = [self._ids[c].slice(a, b).astype(np.int32) for c, a, b in zip(places, first, last, strict=True)]
-        if not self._same_shift:
-            shift = self._mask_shift[chunk]
-            first, last = (starts - shift).tolist(), (stops - shift).tolist()
-        if self._direct:
-            flags = self._mask_values
-            return ids, [flags[c][a:b] for c, a, b in zip(places, first, last, strict=True)]
-        return ids, [self._masks[c].slice(a, b).astype(np.bool_) for c, a, b in zip(places, first, last, strict=True)]
+        if self._flat is not None:
+            flat = self._flat
+            return [flat[a:b] for a, b in zip(first, last, strict=True)]
+        values, places = self._values, chunk.tolist()
+        if self._bits is None:
+            return [values[c][a:b] for c, a, b in zip(places, first, last, strict=True)]
+        bits = self._bits
+        return [
+            values[c][a:b] if bits[c] < 0 else _unpack(values[c], a + bits[c], b + bits[c])
+            for c, a, b in zip(places, first, last, strict=True)
+        ]
+
+
+def _converted(rows: list[NDArray[Any]], lengths: Ints, dtype: Any) -> list[Any]:
+    """`rows` as another type: converted in one go, then cut up again."""
+    flat = np.concatenate(rows, dtype=dtype, casting="unsafe")
+    stops = np.cumsum(lengths)
+    return [flat[a:b] for a, b in zip((stops - lengths).tolist(), stops.tolist(), strict=True)]

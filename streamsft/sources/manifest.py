@@ -68,7 +68,7 @@ class Fingerprint:
         """Add the next rows; the arrays are as in `StoreWriter.append`."""
         columns = (lengths.astype("<i4"), input_ids.astype("<i4", copy=False), loss_mask, row.astype("<i8"))
         for part, column in zip(self._parts, columns, strict=True):
-            part.update(np.ascontiguousarray(column).view(np.uint8))
+            part.update(np.ascontiguousarray(column).data)
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""

@@ -10,12 +10,13 @@ from typing import final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
-from streamsft.sources.columns import Ragged, TokenColumns, ragged
+from streamsft.sources.columns import TokenColumns, ragged
 from streamsft.sources.index import INDEX_FILE, RowIndex, load_index
 from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, check_footer, load_manifest
-from streamsft.sources.scan import scan, scan_once
+from streamsft.sources.scan import Chunk, scan, scan_once
 
 __all__ = ["TOKEN_COLUMNS", "Opened", "data_files", "open_store", "open_table"]
 
@@ -59,20 +60,20 @@ def open_store(path: Path, *, verify: bool = False, known: tuple[RowIndex, Manif
     if (path / MANIFEST_FILE).exists():
         manifest = load_manifest(path)
         check_files(path, manifest, verify=verify)
-        chunks = _map_files(path, names)
+        chunks, whole = _map_files(path, names)
         index, _ = load_index(path / INDEX_FILE)
         _check_rows(path, chunks, index, manifest)
-        return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds))
+        return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds, whole))
     if ours:
         raise StoreError(f"{path}: was only half written or copied ({MANIFEST_FILE} is missing); build the store again")
-    chunks = _map_files(path, names)
+    chunks, whole = _map_files(path, names)
     if known is not None:
         index, manifest = known
         indexed = False
         _check_rows(path, chunks, index, manifest)
     else:
         index, manifest, indexed = scan_once(path, names, chunks, verify=verify)
-    return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds), indexed=indexed)
+    return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds, whole), indexed=indexed)
 
 
 def open_table(table: pa.Table, where: str, known: tuple[RowIndex, Manifest] | None = None) -> Opened:
@@ -111,9 +112,10 @@ def data_files(path: Path) -> tuple[list[str], bool]:
         raise StoreError(f"{place}: cannot be read ({error}); write or copy the store again") from error
 
 
-def _map_files(path: Path, names: Sequence[str]) -> list[tuple[Ragged, Ragged]]:
-    """Map the Arrow stream files `names` into memory and find the token columns of all their batches."""
-    chunks = []
+def _map_files(path: Path, names: Sequence[str]) -> tuple[list[Chunk], NDArray[np.uint8] | None]:
+    """Map Arrow stream files into memory: the token columns of all their batches, and all bytes of a single file."""
+    chunks: list[Chunk] = []
+    whole = None
     for name in names:
         place = path / name
         check_footer(place)
@@ -126,7 +128,9 @@ def _map_files(path: Path, names: Sequence[str]) -> list[tuple[Ragged, Ragged]]:
         except (pa.ArrowException, OSError) as error:
             raise StoreError(f"{place}: is damaged ({error}); write or copy the store again") from error
         chunks += [_chunk(batch, str(place)) for batch in batches]
-    return chunks
+        source.seek(0)
+        whole = np.frombuffer(source.read_buffer(), np.uint8)
+    return chunks, whole if len(names) == 1 else None
 
 
 def _present(schema: pa.Schema, where: str) -> list[str]:
@@ -139,12 +143,12 @@ def _present(schema: pa.Schema, where: str) -> list[str]:
     return list(TOKEN_COLUMNS)
 
 
-def _chunk(batch: pa.RecordBatch, where: str) -> tuple[Ragged, Ragged]:
+def _chunk(batch: pa.RecordBatch, where: str) -> Chunk:
     ids, mask = (ragged(batch.column(column), f"{where}, column {column}") for column in TOKEN_COLUMNS)
     return ids, mask
 
 
-def _check_rows(path: Path, chunks: Sequence[tuple[Ragged, Ragged]], index: RowIndex, manifest: Manifest) -> None:
+def _check_rows(path: Path, chunks: Sequence[Chunk], index: RowIndex, manifest: Manifest) -> None:
     """Check that data, index and manifest speak of the same number of rows and tokens, chunk by chunk."""
     ends = np.cumsum([0] + [len(ids.offsets) - 1 for ids, _ in chunks])
     if not int(ends[-1]) == len(index.row) == manifest.rows:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
 from streamsft.sources.columns import Ragged
 from streamsft.sources.index import INDEX_FILE, RowIndex, index_sections, load_index, row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
 from streamsft.sources.publish import DigestFile, clean_up_after_the_dead, remove, temporary_name
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, Int32s
 
-__all__ = ["pieces", "scan", "scan_once"]
+__all__ = ["Chunk", "pieces", "scan", "scan_once"]
 
 _PIECE_TOKENS = 1 << 20
 _MAX_ID = np.iinfo(np.int32).max
@@ -24,11 +25,12 @@ _MAX_ID = np.iinfo(np.int32).max
 Chunk = tuple[Ragged, Ragged]
 
 
-def pieces(offsets: Ints, limit: int = _PIECE_TOKENS) -> Iterator[tuple[int, int]]:
+def pieces(offsets: NDArray[Any], limit: int = _PIECE_TOKENS) -> Iterator[tuple[int, int]]:
     """Cut ragged rows into runs [first, last) of at most `limit` tokens; a longer row is a run of its own."""
     rows, first = len(offsets) - 1, 0
     while first < rows:
-        last = int(np.searchsorted(offsets, offsets[first] + limit, side="right")) - 1
+        target = min(int(offsets[first]) + limit, int(offsets[-1]))  # of the offsets' own type, or they would be copied
+        last = int(np.searchsorted(offsets, offsets.dtype.type(target), side="right")) - 1
         last = min(max(last, first + 1), rows)
         yield first, last
         first = last
@@ -95,7 +97,7 @@ def _lengths(ids: Ragged, mask: Ragged, first: int, last: int, row: int, where: 
 
 
 def _values(ids: Ragged, mask: Ragged, first: int, last: int, row: int, where: str) -> tuple[Int32s, Bools]:
-    offsets = ids.offsets[first : last + 1]
+    offsets = ids.offsets[first : last + 1].astype(np.int64)
     id_values = ids.slice(int(offsets[0]), int(offsets[-1]))
     mask_values = mask.slice(int(mask.offsets[first]), int(mask.offsets[last]))
     for column, values, top in (("input_ids", id_values, _MAX_ID), ("loss_mask", mask_values, 1)):
