@@ -148,8 +148,9 @@ def collate(raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id:
     ends = np.cumsum(table.length)
     borders = np.concatenate([[0], ends])[np.searchsorted(table.pack, np.arange(raw.packs + 1))].tolist()
     shape = (raw.packs, sequence_length)
-    within = np.arange(len(ends)) - np.searchsorted(table.pack, table.pack) + 1
-    positions = np.arange(len(raw.ids)) - np.repeat(ends - table.length - table.start, table.length)
+    within = (np.arange(1, len(ends) + 1) - np.searchsorted(table.pack, table.pack)).astype(np.int32)
+    positions = np.arange(len(raw.ids), dtype=np.int32)
+    positions -= np.repeat((ends - table.length - table.start).astype(np.int32), table.length)
     labels = np.where(raw.labelled, raw.ids, np.int32(IGNORE_INDEX))
     return Batch(
         step=raw.step,

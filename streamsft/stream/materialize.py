@@ -164,7 +164,7 @@ def read_documents(leaves: Sequence[Leaf], documents: Documents) -> tuple[list[I
     """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views."""
     ids: list[Int32s] = [_NO_IDS] * len(documents.source)
     masks: list[Bools] = [_NO_MASK] * len(documents.source)
-    for at in np.unique(documents.source).tolist():
+    for at in np.flatnonzero(np.bincount(documents.source)).tolist():
         places = np.flatnonzero(documents.source == at)
         found = leaves[at].source.read(documents.stored[places])
         for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
@@ -182,15 +182,10 @@ _NO_IDS = np.empty(0, np.int32)
 _NO_MASK = np.empty(0, np.bool_)
 
 
-def row_numbers(leaves: Sequence[Leaf], documents: Documents) -> Ints:
-    """The row of each document in its source's input order, int64[n]."""
-    return _looked_up(documents, [leaf.source.row_numbers for leaf in leaves])
-
-
 def samples(leaves: Sequence[Leaf], documents: Documents) -> list[Sample]:
     """The documents as `Sample` objects, in the order given."""
     ids, masks = read_documents(leaves, documents)
-    rows = row_numbers(leaves, documents).tolist()
+    rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
     return [
         Sample(
@@ -201,14 +196,13 @@ def samples(leaves: Sequence[Leaf], documents: Documents) -> list[Sample]:
     ]  # fmt: skip
 
 
-def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued], truncates: bool) -> RawBatch:
+def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
     """Read the tokens of one rank's part of a step.
 
     Args:
         leaves: the sources, in the order of their names.
         step: what was planned.
         metrics: user metrics, evaluated on each document.
-        truncates: whether tokens beyond a document's end were cut off rather than put elsewhere.
 
     Raises:
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
@@ -218,17 +212,14 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
     labelled = np.concatenate(masks)
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
-    cut = np.zeros(len(ids), np.int64)
-    if truncates:
-        cut = _looked_up(documents, [leaf.source.lengths for leaf in leaves]) - documents.length
     table = DocumentTable(
         source=documents.source,
-        row=row_numbers(leaves, documents),
+        row=documents.row,
         pass_index=documents.pass_index,
         start=documents.start,
         length=documents.length,
         pack=documents.pack,
-        cut=cut,
+        cut=documents.cut,
         supervised=np.add.reduceat(labelled, firsts, dtype=np.int64),
     )
     return RawBatch(
@@ -240,15 +231,6 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
         values=_values(samples(leaves, documents), metrics) if metrics else {},
         lanes=step.lanes,
     )
-
-
-def _looked_up(documents: Documents, columns: Sequence[Int32s | Ints]) -> Ints:
-    """Entry of each document in its source's column, int64[n]."""
-    result = np.empty(len(documents.source), np.int64)
-    for at in np.unique(documents.source).tolist():
-        mine = documents.source == at
-        result[mine] = columns[at][documents.stored[mine]]
-    return result
 
 
 def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Floats]:

@@ -95,12 +95,16 @@ class Documents(NamedTuple):
     """Number of the leaf, int64[n]."""
     stored: Ints
     """Stored row in that source, int64[n]."""
+    row: Ints
+    """That row's number in the source's input order, int64[n]."""
     pass_index: Ints
     """How often the source had been gone through before, int64[n]."""
     start: Ints
     """First token taken of the row, int64[n]; above 0 in later fragments only."""
     length: Ints
     """Tokens taken, int64[n]."""
+    cut: Ints
+    """Tokens that truncation leaves out behind them, int64[n]."""
     pack: Ints
     """Number of the pack, int64[n], never decreasing."""
 
@@ -193,18 +197,20 @@ class Plan:
 
     def _documents(self, source: Ints, stored: Ints, pass_index: Ints) -> Documents:
         """Documents of the draws after the overflow policy, in draw order."""
-        length = np.empty(len(source), np.int64)
+        length, row = np.empty(len(source), np.int64), np.empty(len(source), np.int64)
         for at, leaf in enumerate(self.leaves):
-            mine = source == at
+            mine = np.flatnonzero(source == at)
             length[mine] = leaf.source.lengths[stored[mine]]
-        nothing = np.zeros(len(source), np.int64)
-        documents = Documents(source, stored, pass_index, nothing, length, nothing)
+            row[mine] = leaf.source.row_numbers[stored[mine]]
+        zeros = np.zeros(len(source), np.int64)
+        documents = Documents(source, stored, row, pass_index, zeros, length, zeros, zeros)
         if self.packing is None:
             return documents
         limit = self.packing.sequence_length
         if self.packing.overflow == "split" and length.max() > limit:
             return self._split(documents, limit)
-        return documents._replace(length=np.minimum(length, limit))
+        kept = np.minimum(length, limit)
+        return documents._replace(length=kept, cut=length - kept)
 
     def _split(self, documents: Documents, limit: int) -> Documents:
         """Cut over-long documents into fragments, leaving out those with nothing supervised."""

@@ -53,13 +53,11 @@ class RawSteps(IterableDataset[bytes]):
     def batches(self, shard: Shard) -> Iterator[RawBatch]:
         """Every `shard.count`-th step, beginning with the one at `shard.index`."""
         planner = StepPlanner(self.plan, self.topology, self.step, self.lanes)
-        packing = self.plan.packing
-        truncates = packing is not None and packing.overflow == "truncate"
         while True:
             for turn in range(shard.count):
                 step = planner.next()
                 if turn == shard.index:
-                    yield materialize(self.plan.leaves, step, self.metrics, truncates)
+                    yield materialize(self.plan.leaves, step, self.metrics)
 
     def __iter__(self) -> Iterator[bytes]:
         try:
