@@ -1,1 +1,190 @@
-"""streamsft: endless, weighted, packed, loss-masked streams for LLM fine-tuning."""
+"""streamsft: endless, weighted, packed, loss-masked streams for LLM fine-tuning.
+
+The nouns, from the data to the training step:
+
+- `Source`: a named dataset of tokenized rows, such as a `TokenStore` on disk;
+- `Interleave`: draws from sources by weight, without end;
+- `Packer`: puts the drawn samples into rows of a fixed length (`Pack`);
+- `Loader`: one rank's share of the packs of each step, as a `Batch` of tensors.
+
+Which row comes when is a pure function of the seed, the sources and the weights. `Loader.state_dict` says which steps
+were consumed; a run goes on from it exactly, with any number of ranks and workers that can share the global batch.
+
+The public names below are imported when they are first used, so that ``import streamsft`` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamsft.comm import (
+        Comm as Comm,
+    )
+    from streamsft.comm import (
+        LocalComm as LocalComm,
+    )
+    from streamsft.comm import (
+        ThreadComm as ThreadComm,
+    )
+    from streamsft.comm import (
+        TorchComm as TorchComm,
+    )
+    from streamsft.comm import (
+        shard_from_mesh as shard_from_mesh,
+    )
+    from streamsft.config import (
+        Config as Config,
+    )
+    from streamsft.config import (
+        load_config as load_config,
+    )
+    from streamsft.errors import (
+        CommError as CommError,
+    )
+    from streamsft.errors import (
+        ConfigError as ConfigError,
+    )
+    from streamsft.errors import (
+        DataError as DataError,
+    )
+    from streamsft.errors import (
+        EmptySourceError as EmptySourceError,
+    )
+    from streamsft.errors import (
+        MetricError as MetricError,
+    )
+    from streamsft.errors import (
+        RunError as RunError,
+    )
+    from streamsft.errors import (
+        StateError as StateError,
+    )
+    from streamsft.errors import (
+        StoreError as StoreError,
+    )
+    from streamsft.errors import (
+        StreamsftError as StreamsftError,
+    )
+    from streamsft.errors import (
+        TokenizerError as TokenizerError,
+    )
+    from streamsft.metrics.metric import Metric as Metric
+    from streamsft.metrics.quantiles import Quantiles as Quantiles
+    from streamsft.metrics.reducers import (
+        Counts as Counts,
+    )
+    from streamsft.metrics.reducers import (
+        Max as Max,
+    )
+    from streamsft.metrics.reducers import (
+        Mean as Mean,
+    )
+    from streamsft.metrics.reducers import (
+        Min as Min,
+    )
+    from streamsft.metrics.reducers import (
+        Reducer as Reducer,
+    )
+    from streamsft.metrics.reducers import (
+        Std as Std,
+    )
+    from streamsft.metrics.reducers import (
+        Sum as Sum,
+    )
+    from streamsft.metrics.stats import (
+        SampleStats as SampleStats,
+    )
+    from streamsft.metrics.stats import (
+        SourceInfo as SourceInfo,
+    )
+    from streamsft.order.keys import (
+        derive_key as derive_key,
+    )
+    from streamsft.order.keys import (
+        hash64 as hash64,
+    )
+    from streamsft.order.keys import (
+        shuffled as shuffled,
+    )
+    from streamsft.order.permutation import permute as permute
+    from streamsft.sources.base import Source as Source
+    from streamsft.sources.store import TokenStore as TokenStore
+    from streamsft.sources.writer import StoreWriter as StoreWriter
+    from streamsft.stream.attention import (
+        block_causal_mask as block_causal_mask,
+    )
+    from streamsft.stream.attention import (
+        cu_seqlens as cu_seqlens,
+    )
+    from streamsft.stream.attention import (
+        flex_block_mask as flex_block_mask,
+    )
+    from streamsft.stream.collate import Batch as Batch
+    from streamsft.stream.faces import InfiniteDataset as InfiniteDataset
+    from streamsft.stream.interleave import Interleave as Interleave
+    from streamsft.stream.loader import Loader as Loader
+    from streamsft.stream.packer import Packer as Packer
+    from streamsft.stream.packing import pack_lengths as pack_lengths
+    from streamsft.types import (
+        Pack as Pack,
+    )
+    from streamsft.types import (
+        Sample as Sample,
+    )
+    from streamsft.types import (
+        Shard as Shard,
+    )
+
+__version__ = "0.1.0"
+
+_MODULES: dict[str, tuple[str, ...]] = {
+    "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
+    "streamsft.config": ("Config", "load_config"),
+    "streamsft.errors": (
+        "CommError",
+        "ConfigError",
+        "DataError",
+        "EmptySourceError",
+        "MetricError",
+        "RunError",
+        "StateError",
+        "StoreError",
+        "StreamsftError",
+        "TokenizerError",
+    ),
+    "streamsft.metrics.metric": ("Metric",),
+    "streamsft.metrics.quantiles": ("Quantiles",),
+    "streamsft.metrics.reducers": ("Counts", "Max", "Mean", "Min", "Reducer", "Std", "Sum"),
+    "streamsft.metrics.stats": ("SampleStats", "SourceInfo"),
+    "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
+    "streamsft.order.permutation": ("permute",),
+    "streamsft.sources.base": ("Source",),
+    "streamsft.sources.store": ("TokenStore",),
+    "streamsft.sources.writer": ("StoreWriter",),
+    "streamsft.stream.attention": ("block_causal_mask", "cu_seqlens", "flex_block_mask"),
+    "streamsft.stream.collate": ("Batch",),
+    "streamsft.stream.faces": ("InfiniteDataset",),
+    "streamsft.stream.interleave": ("Interleave",),
+    "streamsft.stream.loader": ("Loader",),
+    "streamsft.stream.packer": ("Packer",),
+    "streamsft.stream.packing": ("pack_lengths",),
+    "streamsft.types": ("Pack", "Sample", "Shard"),
+}
+_ORIGINS = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_ORIGINS)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _ORIGINS:
+        raise AttributeError(f"module 'streamsft' has no attribute {name!r}")
+    value = getattr(import_module(_ORIGINS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ORIGINS})
