@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from streamsft.demo.corpora import ROWS, write_corpora
-from streamsft.demo.tokenizer import train_tokenizer
+from streamsft.demodata.corpora import ROWS, write_corpora
+from streamsft.demodata.tokenizer import train_tokenizer
 from streamsft.errors import ConfigError
 
 __all__ = ["DemoFiles", "write_demo"]

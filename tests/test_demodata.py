@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamsft.config import load_config
-from streamsft.demo.corpora import write_corpora
-from streamsft.demo.files import DemoFiles, write_demo
+from streamsft.demodata.corpora import write_corpora
+from streamsft.demodata.files import DemoFiles, write_demo
 from streamsft.errors import ConfigError
 
 
