@@ -120,6 +120,11 @@ class TokenStore:
         return self._data.manifest.files
 
     @property
+    def rejected(self) -> Mapping[str, int]:
+        """Rows of the input that were not stored, by reason."""
+        return self._data.manifest.rejected
+
+    @property
     def tokens(self) -> int:
         """Tokens of all rows."""
         return self._data.manifest.tokens
