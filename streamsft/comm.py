@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
     "disconnect",
     "gather_bytes",
     "gather_json",
+    "patient",
     "shard_from_mesh",
     "sum_tensors",
     "worker_shard",
@@ -146,6 +148,19 @@ def connect() -> Comm:
     return current()
 
 
+def patient(comm: Comm, *, days: int = 7) -> Comm:
+    """The same ranks, for waits that may outlast a process group's timeout, such as for rank 0 to tokenize.
+
+    Collective. A rank that dies is still noticed at once.
+    """
+    if not isinstance(comm, TorchComm):
+        return comm
+    import torch.distributed as dist
+
+    ranks = None if comm.group is None else dist.get_process_group_ranks(comm.group)
+    return TorchComm(dist.new_group(ranks, timeout=timedelta(days=days), backend="gloo"))
+
+
 def disconnect() -> None:
     """Leave the default process group if there is one."""
     dist = sys.modules.get("torch.distributed")
@@ -243,14 +258,19 @@ def agree(comm: Comm, error: BaseException | None) -> None:
         mine[: len(text)] = np.frombuffer(text, np.uint8)
     everyone = comm.all_gather(mine)
     if error is not None:
+        if isinstance(error, StreamsftError):
+            error.shared = True
         raise error
     for rank, row in enumerate(everyone):
         if row[0]:
             kind, _, message = row.tobytes().rstrip(b"\0").decode(errors="ignore").partition("\n")
             known = getattr(errors, kind, None)
             if isinstance(known, type) and issubclass(known, StreamsftError):
-                raise known(f"rank {rank}: {message}")
-            raise CommError(f"rank {rank}: {kind}: {message}")
+                theirs: StreamsftError = known(f"rank {rank}: {message}")
+            else:
+                theirs = CommError(f"rank {rank}: {kind}: {message}")
+            theirs.shared = True
+            raise theirs
 
 
 @contextmanager

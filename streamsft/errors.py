@@ -34,7 +34,13 @@ __all__ = [
 
 
 class StreamsftError(ValueError):
-    """Base of everything that streamsft raises for its users."""
+    """Base of everything that streamsft raises for its users.
+
+    Attributes:
+        shared: whether every rank raises it (see `streamsft.comm.agree`), so that one of them may tell it for all.
+    """
+
+    shared: bool = False
 
 
 class ConfigError(StreamsftError):
