@@ -38,6 +38,19 @@ def _edges(lo: float, hi: float) -> Floats:
     return edges
 
 
+@lru_cache(maxsize=64)
+def _middles(lo: float, hi: float) -> Floats:
+    """Of each bucket, the value that is equally far, relatively, from both of its borders."""
+    edges = _edges(lo, hi)
+    return 2 * edges[:-1] * edges[1:] / (edges[:-1] + edges[1:])
+
+
+@lru_cache(maxsize=64)
+def _fractions(points: tuple[float, ...]) -> list[Fraction]:
+    """`points` as the decimal fractions they were written as: 0.95 of 20 values is exactly 19."""
+    return [Fraction(str(q)) for q in points]
+
+
 @final
 @dataclass(frozen=True)
 class Quantiles:
@@ -132,13 +145,11 @@ class Quantiles:
         count = int(ints[_COUNT])
         if not count:
             return {}
-        ranks = [max(1, math.ceil(Fraction(str(q)) * count)) for q in self.points]
+        ranks = [max(1, math.ceil(q * count)) for q in _fractions(self.points)]
         if count <= self.exact:
             values = np.sort(floats[_BUFFER:])[np.array(ranks) - 1]
         else:
-            edges = self._edges
-            # The value that is equally far, relatively, from both borders of a bucket.
-            middles = 2 * edges[:-1] * edges[1:] / (edges[:-1] + edges[1:])
+            middles = _middles(float(self.lo), float(self.hi))
             levels = np.concatenate([[floats[_MIN], 0.0, self.lo], middles, [floats[_MAX]]])
             found = np.searchsorted(np.cumsum(ints[_NEGATIVE:]), ranks)
             values = np.clip(levels[found], floats[_MIN], floats[_MAX])

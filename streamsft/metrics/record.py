@@ -129,6 +129,8 @@ def _nodes(sources: Sequence[SourceInfo]) -> dict[str, list[int]]:
 
 def _rolled(reducer: Mergeable, part: tuple[Ints, Floats], members: Sequence[int]) -> tuple[Ints, Floats]:
     """The states of several sources merged into one, int64[ints] and float64[floats]."""
+    if len(members) == 1:
+        return part[0][members[0]], part[1][members[0]]
     index = list(members)
     ints, floats = fold(reducer, part[0][index][:, None], part[1][index][:, None])
     return ints[0], floats[0]
