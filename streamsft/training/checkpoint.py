@@ -105,9 +105,7 @@ class Checkpoints:
             if step > after:
                 remove_directory(path)
 
-    def write(
-        self, step: int, fill: Callable[[Path], None], *, fingerprint: Mapping[str, Any], model: str
-    ) -> Path:
+    def write(self, step: int, fill: Callable[[Path], None], *, fingerprint: Mapping[str, Any], model: str) -> Path:
         """Write the checkpoint of `step` beside its place and return the directory, for `publish`.
 
         Args:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from streamsft.errors import ConfigError
+from streamsft.metrics.reducers import Mean, Reducer
 
-__all__ = ["TrainResult", "TrainSettings"]
+__all__ = ["RUN_METRICS", "TrainResult", "TrainSettings"]
+
+RUN_METRICS: Mapping[str, Reducer] = {"train/loss": Mean()}
+"""What the aggregator of a run with a model must declare."""
 
 
 @final

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from streamsft.training.schedule import learning_rate
@@ -7,7 +9,7 @@ def test_warms_up_linearly_and_falls_along_a_cosine() -> None:
     rates = [learning_rate(step, peak=1.0, warmup=4, steps=104) for step in range(1, 105)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[54] == pytest.approx(0.5)
-    assert all(a > b for a, b in zip(rates[4:], rates[5:], strict=False))
+    assert all(a > b for a, b in pairwise(rates[4:]))
     assert 0 < rates[-1] < 0.001
 
 

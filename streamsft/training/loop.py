@@ -1,0 +1,257 @@
+"""The reference training loop: counted in steps, stopped and resumed at any of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+
+from streamsft.comm import Comm, agreeing, current
+from streamsft.errors import RunError
+from streamsft.metrics.aggregator import Aggregator
+from streamsft.metrics.sinks import Sink
+from streamsft.stream.collate import Batch
+from streamsft.stream.loader import Loader
+from streamsft.training.audit import Audit, rewind_audit
+from streamsft.training.model import model_kind, pick_device, prepare_model
+from streamsft.training.opening import Start, opened
+from streamsft.training.parallel import broadcast_weights
+from streamsft.training.settings import TrainResult, TrainSettings
+from streamsft.training.signals import StopSignals, signal_name
+from streamsft.training.snapshot import Parts, restore, save, seed_generators
+from streamsft.training.stepping import StepOutcome, Stepper, exchange, make_optimizer
+
+__all__ = ["train"]
+
+_log = logging.getLogger(__name__)
+
+
+def train(
+    loader: Loader,
+    model: torch.nn.Module | str = "none",
+    *,
+    settings: TrainSettings,
+    aggregator: Aggregator,
+    sinks: Callable[[], Sequence[Sink]] | Sequence[Sink] = (),
+    comm: Comm | None = None,
+    fresh: bool = False,
+    vocabulary: int | None = None,
+    config_record: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train for `settings.steps` steps, going on from the newest checkpoint of `settings.run_dir` if it has one.
+
+    Collective: every rank calls it with its own loader. Under ``torchrun`` join the process group first
+    (`streamsft.comm.connect`). A run that is killed at any moment and called again consumes what it would have
+    consumed, and on the same number of ranks ends with the same bits in its weights (on CPU).
+
+    Args:
+        loader: this rank's batches, not yet iterated.
+        model: ``tiny``, ``none``, what `AutoModelForCausalLM.from_pretrained` takes, or a module that is called with
+            `Batch.model_inputs()` and returns logits, or an object with `logits`.
+        settings: see `TrainSettings`.
+        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained.
+        sinks: where the records go; used on rank 0 alone, and closed at the end. Those that open files in the run
+            directory are given as a function, which is called when the directory is ready.
+        comm: the ranks; the default process group or this process alone.
+        fresh: move an earlier run in the directory aside and start at step 1.
+        vocabulary: number of token ids, for ``tiny`` and to check other models against.
+        config_record: written to `config.json` in the run directory, for people to read.
+
+    Raises:
+        RunError: the run directory holds a run of another stream or model, is in use, or cannot be written; or
+            training cannot go on. All ranks raise.
+    """
+    comm = comm if comm is not None else current()
+    with ExitStack() as stack:
+        start = stack.enter_context(
+            opened(settings.run_dir, loader.fingerprint, config_record=config_record, fresh=fresh, comm=comm)
+        )
+        parts = _prepare(loader, model, aggregator, settings, start, vocabulary, comm)
+        outputs = stack.enter_context(_outputs(settings, start.step, sinks, comm))
+        run = _Run(parts, settings, comm, outputs, model_kind(model))
+        return replace(run.leg(start.step), moved_to=start.moved_to)
+
+
+def _prepare(
+    loader: Loader,
+    model: torch.nn.Module | str,
+    aggregator: Aggregator,
+    settings: TrainSettings,
+    start: Start,
+    vocabulary: int | None,
+    comm: Comm,
+) -> Parts:
+    """Return the run's parts in the state that `start` asks for; collective."""
+    with agreeing(comm):
+        net = prepare_model(
+            model,
+            vocabulary=vocabulary,
+            sequence_length=loader.packer.packing.sequence_length,
+            seed=settings.seed,
+            stored=start.stored,
+        )
+        if net is not None:
+            net.to(pick_device()).train()
+    optimizer = make_optimizer(net, settings) if net is not None else None
+    parts = Parts(loader=loader, aggregator=aggregator, model=net, optimizer=optimizer)
+    if start.stored is not None:
+        restore(parts, start.stored, seed=settings.seed, comm=comm)
+        _log.info("going on from step %s in %s", start.step, settings.run_dir)
+    else:
+        seed_generators(settings.seed, step=0, rank=comm.rank)
+        if net is not None:
+            broadcast_weights(net, comm)
+    return parts
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What a rank writes step by step."""
+
+    audit: Audit | None
+    sinks: Sequence[Sink]
+
+
+@contextmanager
+def _outputs(
+    settings: TrainSettings, step: int, sinks: Callable[[], Sequence[Sink]] | Sequence[Sink], comm: Comm
+) -> Iterator[_Outputs]:
+    """Forget what was written after `step`, and open what this rank writes; collective."""
+    folder = settings.run_dir / "audit"
+    with ExitStack() as stack:
+        mine: Sequence[Sink] = ()
+        audit = None
+        with agreeing(comm):
+            if comm.rank == 0:
+                rewind_audit(folder, step)
+                mine = sinks() if callable(sinks) else sinks
+                for sink in mine:
+                    stack.callback(sink.close)
+                    sink.rewind(step)
+        with agreeing(comm):
+            if settings.audit:
+                audit = Audit(folder, rank=comm.rank, dp_size=comm.size)
+                stack.callback(audit.close)
+        yield _Outputs(audit, mine)
+
+
+@contextmanager
+def _iterating(loader: Loader) -> Iterator[Iterator[Batch]]:
+    """Iterate, and stop the loader's threads or workers at the end."""
+    batches = iter(loader)
+    try:
+        yield batches
+    finally:
+        if isinstance(batches, Generator):
+            batches.close()
+
+
+@final
+class _Run:
+    """One leg of a run: from the step it goes on from to the last, or to a signal."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        settings: TrainSettings,
+        comm: Comm,
+        outputs: _Outputs,
+        kind: str,
+    ) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._comm = comm
+        self._outputs = outputs
+        self._kind = kind
+        self._stepper: Stepper | None = None
+        if parts.model is not None and parts.optimizer is not None:
+            self._stepper = Stepper(parts.model, parts.optimizer, settings, comm)
+        self._losses: list[float] = []
+        self._logged = (0.0, 0)
+
+    def leg(self, start: int) -> TrainResult:
+        """Make the steps after `start`; collective."""
+        step, stop = start, 0
+        if start < self._settings.steps:
+            self._logged = (time.monotonic(), start)
+            with StopSignals() as signals, _iterating(self._parts.loader) as batches:
+                for batch in batches:
+                    step = batch.step
+                    stop = self._step(batch, signals)
+                    if stop or step >= self._settings.steps:
+                        break
+        return TrainResult(
+            steps=step,
+            run_dir=self._settings.run_dir,
+            resumed_from=start,
+            first_loss=self._losses[0] if self._losses else None,
+            last_loss=self._losses[-1] if self._losses else None,
+            stopped_by=signal_name(stop) if stop else "steps",
+            skipped_steps=self._parts.skipped_steps,
+        )
+
+    def _step(self, batch: Batch, signals: StopSignals) -> int:
+        """Make one step with all that belongs to it, and return the signal that ends the run, or 0."""
+        settings, step = self._settings, batch.step
+        outcome = None
+        if self._stepper is not None:
+            outcome = self._stepper.step(batch, signals.number)
+            stop = outcome.stop
+            self._observe(outcome, step)
+        else:
+            _, stop = exchange(self._comm, 0, signals.number)
+        if self._outputs.audit is not None:
+            self._outputs.audit.write(batch)
+        self._parts.aggregator.update(batch.stats)
+        last = step >= settings.steps
+        if last or step % settings.log_every == 0:
+            self._log(step, outcome)
+        if last or stop or step % settings.save_every == 0:
+            self._save(step)
+        return 0 if last else stop
+
+    def _observe(self, outcome: StepOutcome, step: int) -> None:
+        if outcome.tokens:
+            self._parts.aggregator.observe("train/loss", outcome.loss_sum / outcome.tokens, outcome.tokens)
+        if not outcome.total_tokens:
+            if not self._parts.skipped_steps:
+                _log.warning("step %s has no supervised token on any rank: the weights stay as they are", step)
+            self._parts.skipped_steps += 1
+
+    def _log(self, step: int, outcome: StepOutcome | None) -> None:
+        """Write one record of everything; one collective."""
+        record = self._parts.aggregator.log()
+        now, (since, from_step) = time.monotonic(), self._logged
+        self._logged = (now, step)
+        record["train/steps_per_second"] = (step - from_step) / max(now - since, 1e-9)
+        if outcome is not None:
+            record["train/lr"] = outcome.learning_rate
+            record["train/skipped_steps"] = self._parts.skipped_steps
+            if outcome.total_tokens:
+                record["train/grad_norm"] = outcome.gradient_norm
+            if "train/loss" in record:
+                self._losses.append(record["train/loss"])
+        try:
+            for sink in self._outputs.sinks:
+                sink.write(step, time.time(), record)
+        except OSError as error:
+            raise RunError(
+                f"the metrics of step {step} could not be written: {error.strerror}; make room and resume"
+            ) from error
+
+    def _save(self, step: int) -> None:
+        save(
+            self._parts,
+            step=step,
+            kind=self._kind,
+            keep=self._settings.keep,
+            run_dir=self._settings.run_dir,
+            audit=self._outputs.audit,
+            comm=self._comm,
+        )

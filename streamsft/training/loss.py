@@ -1,0 +1,72 @@
+"""The training loss: summed over the supervised tokens, divided once, by their count over everything.
+
+A step's loss is (sum of token losses) / (number of supervised tokens), both over all micro-batches and all
+ranks; so it does not depend on how the packs were split. The loop back-propagates sums and divides the summed
+gradients by the global count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
+
+from streamsft.stream.collate import IGNORE_INDEX, Batch
+
+__all__ = ["token_loss_sum"]
+
+
+def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the summed cross-entropy of the supervised tokens of `batch`, a scalar that can be differentiated.
+
+    The model's output layer is run over supervised positions only: with a vocabulary of 129,000 the logits
+    of a full pack would be most of the memory. What the model does to its logits afterwards (scaling, soft
+    caps) still applies. Models without an output layer of their own give all logits, of which the
+    supervised ones are taken.
+    """
+    targets = batch.shifted_labels()
+    supervised = targets != IGNORE_INDEX
+    inputs = _model_inputs(model, batch)
+    head = _output_layer(model)
+    if head is None:
+        logits = _logits(model(**inputs))[supervised]
+    else:
+        with _only(head, supervised):
+            logits = _logits(model(**inputs))[0]
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    return F.cross_entropy(logits, targets[supervised], reduction="sum")
+
+
+@contextmanager
+def _only(head: torch.nn.Module, chosen: torch.Tensor) -> Iterator[None]:
+    """Hand `head` the hidden states at `chosen` (bool [packs, length]) alone, as one row [1, n, hidden]."""
+    handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0][chosen].unsqueeze(0), *arguments[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _output_layer(model: torch.nn.Module) -> torch.nn.Module | None:
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    return head if isinstance(head, torch.nn.Module) else None
+
+
+def _logits(output: Any) -> torch.Tensor:
+    logits = output if isinstance(output, torch.Tensor) else output.logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
+def _model_inputs(model: torch.nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the model's arguments, without labels (the loss is ours) and with the mask in the model's form."""
+    config = getattr(model, "config", None)
+    eager = getattr(config, "_attn_implementation", None) == "eager"
+    inputs: dict[str, Any] = dict(batch.model_inputs(next(model.parameters()).dtype if eager else torch.bool))
+    del inputs["labels"]
+    return inputs if config is None else {**inputs, "use_cache": False}

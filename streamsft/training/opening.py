@@ -1,0 +1,90 @@
+"""How all ranks come to agree on where a run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from streamsft.comm import Comm, agreeing, gather_json
+from streamsft.errors import RunError
+from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.durable import write_file
+from streamsft.training.rundir import RunDirectory
+
+__all__ = ["Start", "opened"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run goes on from.
+
+    Attributes:
+        stored: the checkpoint; None for step 0.
+        moved_to: where an earlier run was moved.
+    """
+
+    stored: StoredCheckpoint | None
+    moved_to: Path | None
+
+    @property
+    def step(self) -> int:
+        """The last step that is already made."""
+        return 0 if self.stored is None else self.stored.step
+
+
+@contextmanager
+def opened(
+    run_dir: Path, fingerprint: Mapping[str, Any], *, config_record: Mapping[str, Any] | None, fresh: bool, comm: Comm
+) -> Iterator[Start]:
+    """Hold the run directory while the context lasts; collective.
+
+    Rank 0 locks the directory, decides, and tells the others, which must see the same file system.
+
+    Raises:
+        RunError: on all ranks; see `RunDirectory`. Also when the ranks' data differ.
+    """
+    _check_same(fingerprint, comm)
+    directory: RunDirectory | None = None
+    plan: dict[str, str | None] = {}
+    try:
+        with agreeing(comm):
+            if comm.rank == 0:
+                directory = RunDirectory(run_dir, fresh=fresh)
+                stored = directory.begin(fingerprint)
+                if config_record is not None:
+                    _write_config(run_dir, config_record)
+                plan["checkpoint"] = stored.path.name if stored is not None else None
+                plan["moved_to"] = str(directory.moved_to) if directory.moved_to is not None else None
+        plan = gather_json(comm, plan)[0]
+        name, moved_to = plan["checkpoint"], plan["moved_to"]
+        with agreeing(comm):
+            stored = Checkpoints(run_dir).read(name) if name is not None else None
+        yield Start(stored=stored, moved_to=Path(moved_to) if moved_to is not None else None)
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def _write_config(run_dir: Path, config_record: Mapping[str, Any]) -> None:
+    try:
+        write_file(run_dir / "config.json", json.dumps(dict(config_record), indent=1).encode())
+    except OSError as error:
+        raise RunError(f"{run_dir / 'config.json'} cannot be written: {error.strerror}; make room") from error
+
+
+def _check_same(fingerprint: Mapping[str, Any], comm: Comm) -> None:
+    """Refuse ranks that would read different data."""
+    text = json.dumps(fingerprint, sort_keys=True).encode()
+    digests = gather_json(comm, hashlib.blake2b(text, digest_size=16).hexdigest())
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        raise RunError(
+            f"ranks {', '.join(map(str, others))} have another stream than rank 0: the config or the data differ "
+            "between machines; give all ranks the same files"
+        )

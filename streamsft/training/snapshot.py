@@ -1,0 +1,179 @@
+"""What a checkpoint holds, gathered from all ranks and given back to them.
+
+::
+
+    model/          the weights; of a transformers model as `save_pretrained` writes them
+    optimizer.pt    the optimizer's state
+    rng.pt          per rank the states of the random generators of torch, numpy and Python
+    loader.json     the loader's state, of all ranks
+    metrics.json    totals and pending deltas of the metrics, of all ranks
+    trainer.json    counters of the loop
+
+Tensors are loaded with ``weights_only=True``; nothing is unpickled. The learning rate is a function of the
+step, so there is no scheduler state.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from streamsft.comm import Comm, agreeing, gather_bytes
+from streamsft.errors import RunError
+from streamsft.metrics.aggregator import Aggregator
+from streamsft.order.keys import derive_key
+from streamsft.stream.loader import Loader
+from streamsft.training.audit import Audit
+from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.model import save_weights
+
+__all__ = ["Parts", "restore", "save", "seed_generators"]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The moving parts of a run, whose states make up a checkpoint.
+
+    Attributes:
+        loader: gives the batches.
+        aggregator: gathers the metrics.
+        model: None when the data alone is run.
+        optimizer: of the model's parameters; None without a model.
+        skipped_steps: steps so far that had no supervised token on any rank.
+    """
+
+    loader: Loader
+    aggregator: Aggregator
+    model: torch.nn.Module | None
+    optimizer: torch.optim.Optimizer | None
+    skipped_steps: int = 0
+
+
+def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit: Audit | None, comm: Comm) -> None:
+    """Write the checkpoint of `step`; collective. Either it is there when this returns, or all ranks raise.
+
+    Raises:
+        RunError: it could not be written; the older ones are as they were.
+    """
+    contents = {
+        "loader.json": parts.loader.gather_state(),
+        "metrics.json": parts.aggregator.gather_state(),
+        "trainer.json": {"step": step, "skipped_steps": parts.skipped_steps},
+    }
+    generators = gather_bytes(comm, _packed(_generator_states()))
+
+    def fill(folder: Path) -> None:
+        for name, content in contents.items():
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+        torch.save([_unpacked(state) for state in generators], folder / "rng.pt")
+        if parts.model is not None and parts.optimizer is not None:
+            save_weights(parts.model, folder / "model")
+            torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
+
+    checkpoints = Checkpoints(run_dir)
+    partial: Path | None = None
+    with agreeing(comm):
+        if audit is not None:
+            audit.sync()
+        if comm.rank == 0:
+            partial = checkpoints.write(step, fill, fingerprint=parts.loader.fingerprint, model=kind)
+    with agreeing(comm):
+        if partial is not None:
+            checkpoints.publish(partial, step, keep=keep)
+
+
+def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) -> None:
+    """Give every part but the model's weights the state that `stored` holds; collective.
+
+    A run of the same number of ranks gets its random generators back; on another number they start anew from
+    `seed`, the step and the rank.
+
+    Raises:
+        RunError: a file is damaged, or belongs to another optimizer.
+        StateError: the loader refuses its state.
+    """
+    with agreeing(comm):
+        loader, metrics, trainer = (_json(stored.path / f"{name}.json") for name in ("loader", "metrics", "trainer"))
+        parts.loader.load_state_dict(loader)
+        parts.aggregator.load_state(metrics)
+        parts.skipped_steps = trainer["skipped_steps"]
+        if parts.optimizer is not None:
+            path = stored.path / "optimizer.pt"
+            try:
+                parts.optimizer.load_state_dict(_tensors(path))
+            except ValueError as error:
+                raise RunError(
+                    f"{path} does not fit the model's parameters: {error}; start over with --fresh"
+                ) from error
+        states = _tensors(stored.path / "rng.pt")
+        if len(states) == comm.size:
+            _set_generators(states[comm.rank])
+        else:
+            seed_generators(seed, step=stored.step, rank=comm.rank)
+
+
+def seed_generators(seed: int, *, step: int, rank: int) -> None:
+    """Start the process's random generators from `seed`, the step and the rank."""
+    key = derive_key(seed, "train", step, rank)
+    torch.manual_seed(key)
+    np.random.seed(key % (1 << 32))
+    random.seed(key)
+
+
+def _generator_states() -> dict[str, Any]:
+    numbers = np.random.get_state(legacy=False)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
+        "numpy": {**numbers, "state": {k: v.tolist() if k == "key" else v for k, v in numbers["state"].items()}},
+        "python": random.getstate(),
+    }
+
+
+def _set_generators(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0])
+    numbers = state["numpy"]
+    key = np.array(numbers["state"]["key"], np.uint32)
+    np.random.set_state({**numbers, "state": {**numbers["state"], "key": key}})
+    random.setstate(state["python"])
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(state: bytes) -> Any:
+    return torch.load(io.BytesIO(state), weights_only=True)
+
+
+def _tensors(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged archive fails in many ways
+        raise _damaged(path, error) from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> RunError:
+    return RunError(
+        f"{path} cannot be read: {error}; all ranks must see the run directory; if it is damaged, remove "
+        f"{path.parent} to go on from an older checkpoint"
+    )
