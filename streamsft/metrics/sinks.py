@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import IO, TYPE_CHECKING, Any, Protocol, final
 
 from streamsft.errors import ConfigError, RunError
 
@@ -38,11 +38,12 @@ class Sink(Protocol):
 class JsonlSink:
     """One line of JSON per record, ``{"step", "time", "metrics": {key: number}}``, readable as soon as written.
 
-    The file is appended to. A last line that an interrupted run left unfinished is removed when it is opened.
+    The file is appended to, from the first `write` on: before, a run directory may still be moved. A last line that
+    an interrupted run left unfinished is removed then.
     Numbers that are not finite, for which JSON has no notation, become ``null``.
 
     Args:
-        path: the file; it and its folder are made when missing.
+        path: the file; it and its folder are made with the first record.
 
     Raises:
         RunError: on `rewind`, a line of the file is not such a record.
@@ -50,17 +51,22 @@ class JsonlSink:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._cut_unfinished_line()
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file: IO[str] | None = None
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._cut_unfinished_line()
+            self._file = self.path.open("a", encoding="utf-8")
         numbers = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.write(json.dumps({"step": step, "time": time, "metrics": numbers}, allow_nan=False) + "\n")
         self._file.flush()
 
     def rewind(self, step: int) -> None:
-        self._file.close()
+        self.close()
+        if not self.path.exists():
+            return
+        self._cut_unfinished_line()
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             with beside.open("w", encoding="utf-8") as kept:
@@ -70,10 +76,11 @@ class JsonlSink:
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
-            self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _cut_unfinished_line(self) -> None:
         if not self.path.exists():
