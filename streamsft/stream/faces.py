@@ -155,7 +155,7 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
 
     def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
         plan = self.plan(shard.count)
-        state = None if position is None else LaneState.from_json(position, len(plan.leaves), self.name)
+        state = None if position is None else LaneState.from_json(position, plan, self.name)
         self._lane = Lane(plan, shard.index, state)
 
     def _position(self) -> dict[str, Any]:
@@ -169,12 +169,12 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
             documents, packs = lane.rest()
             for first in range(0, packs, _READ_AHEAD):
                 last = min(first + _READ_AHEAD, packs)
-                for item in self._made(lane.plan, documents.packs(first, last), last - first):
+                for item in self._made(lane, documents.packs(first, last), last - first):
                     lane.advance(1)
                     yield item
 
     @abstractmethod
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[T]:
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[T]:
         """The items of `packs` packs."""
 
 

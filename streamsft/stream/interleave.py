@@ -9,8 +9,10 @@ from typing import TypeAlias, final
 
 from streamsft.errors import ConfigError
 from streamsft.sources.base import Source, is_source
+from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import check_weights, normalized
 from streamsft.stream.faces import Info, LaneDataset, SourceStream
+from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Packing
 from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
@@ -32,7 +34,7 @@ class _Rows:
     count: int
 
 
-Child: TypeAlias = "Source | SourceStream | Interleave"
+Child: TypeAlias = "Source | StreamingSource | SourceStream | Interleave"
 
 
 @final
@@ -103,8 +105,9 @@ class Interleave(LaneDataset[Sample]):
                 below.append(child._tree(leaves, "", inner) if inner else Info(child.name, "never drawn", 0.0))
             elif child.name in leaves:
                 leaf = leaves[child.name]
+                rows = "read in order" if leaf.streams else f"{leaf.rows:,} rows"
                 left_out = "".join(f", {count:,} {reason}" for reason, count in leaf.dropped.items())
-                below.append(Info(child.name, f"{leaf.rows:,} rows{left_out}", leaf.share))
+                below.append(Info(child.name, f"{rows}{left_out}", leaf.share))
             else:
                 below.append(Info(child.name, "never drawn", 0.0))
         return Info(self.name, detail, share if detail == "" else None, tuple(below))
@@ -129,6 +132,8 @@ class Interleave(LaneDataset[Sample]):
                 logger.info("%s: weight 0, so it is never drawn nor opened", child.name)
             elif isinstance(child, Interleave):
                 yield from child._leaves(share * part, inside, packing, rows)
+            elif isinstance(child, StreamingSource):
+                yield Leaf(source=child, share=share * part, weight=weight, groups=inside, shuffle=child.shuffle)
             else:
                 self._row_count(child, packing, rows)
                 found = rows[child.name]
@@ -148,8 +153,13 @@ class Interleave(LaneDataset[Sample]):
             weights = child.weights or [1.0] * len(child.children)
             drawn = [inner for inner, weight in zip(child.children, weights, strict=True) if weight]
             return sum(child._row_count(inner, packing, rows) for inner in drawn)
+        source = _source(child)
+        if isinstance(source, StreamingSource):
+            raise ConfigError(
+                f"mix {self.name!r}: how many rows source {source.name!r} has is unknown until it is read, so it needs "
+                "a weight; give all sources beside it one too"
+            )
         if child.name not in rows:
-            source = _source(child)
             usable, dropped = usable_rows(source, packing)
             rows[child.name] = _Rows(usable, dropped, len(source) if usable is None else len(usable))
         return rows[child.name].count
@@ -157,17 +167,17 @@ class Interleave(LaneDataset[Sample]):
     def plan(self, lanes: int = 1) -> Plan:
         return Plan(self.leaves(None), seed=self.seed, packing=None, window=self.window, lanes=lanes)
 
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Sample]:
-        return samples(plan.leaves, documents)
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Sample]:
+        return samples(lane.plan.names, lane.read, documents)
 
 
-def _source(child: Source | SourceStream) -> Source:
+def _source(child: Source | StreamingSource | SourceStream) -> Source | StreamingSource:
     return child.source if isinstance(child, SourceStream) else child
 
 
 def _checked(child: object, mix: str) -> Child:
     """The child, if it promises to be endless."""
-    if isinstance(child, SourceStream | Interleave):
+    if isinstance(child, SourceStream | StreamingSource | Interleave):
         return child
     if is_source(child):
         check_name(child.name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.stream.feed import FeedState
 from streamsft.stream.plan import Documents, Plan, Window
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Lane", "LaneState"]
 
@@ -23,36 +26,61 @@ class LaneState:
         due: due time of each source at its start.
         drawn: draws of each source before it.
         emitted: packs of the open window that were given out; less than the window holds.
+        feeds: where each streaming source stands at the window's start, in the order of names.
     """
 
     window: int
     due: tuple[int, ...]
     drawn: tuple[int, ...]
     emitted: int
+    feeds: tuple[FeedState, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain JSON values."""
-        return {"window": self.window, "due": list(self.due), "drawn": list(self.drawn), "emitted": self.emitted}
+        state = {"window": self.window, "due": list(self.due), "drawn": list(self.drawn), "emitted": self.emitted}
+        return {**state, "feeds": [list(feed) for feed in self.feeds]} if self.feeds else state
 
     @classmethod
-    def from_json(cls, value: Any, sources: int, where: str) -> LaneState:
-        """Read what `to_json` wrote.
+    def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
+        """Read what `to_json` wrote for a lane of `plan`.
 
         Raises:
-            StateError: a field is missing, no non-negative integer, or not one per source.
+            StateError: a field is missing, not one per source, or no number >= 0.
         """
         try:
-            fields = {name: value[name] for name in ("window", "due", "drawn", "emitted")}
-            extra = set(value) - set(fields)
-            due, drawn = tuple(fields["due"]), tuple(fields["drawn"])
+            window, emitted = value["window"], value["emitted"]
+            due, drawn = tuple(value["due"]), tuple(value["drawn"])
+            feeds = tuple(FeedState(*feed) for feed in value.get("feeds", ()))
         except (KeyError, TypeError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        numbers = [fields["window"], fields["emitted"], *due, *drawn]
-        if extra or len(due) != sources or len(drawn) != sources:
-            raise StateError(f"{where}: holds {len(due)} sources and fields {sorted(value)}, not {sources} sources")
+        sources = len(plan.leaves)
+        if len(due) != sources or len(drawn) != sources or len(feeds) != len(plan.streaming):
+            raise StateError(
+                f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are {sources} and "
+                f"{len(plan.streaming)}"
+            )
+        numbers = [
+            window,
+            emitted,
+            *due,
+            *drawn,
+            *(n for feed in feeds for n in (feed.pass_index, feed.shard, feed.taken)),
+        ]
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
-        return cls(window=fields["window"], due=due, drawn=drawn, emitted=fields["emitted"])
+        return cls(window=window, due=due, drawn=drawn, emitted=emitted, feeds=feeds)
+
+    @classmethod
+    def start(cls, plan: Plan, lane: int) -> LaneState:
+        """Where `lane` of `plan` begins."""
+        sources = len(plan.leaves)
+        return cls(
+            window=0,
+            due=tuple(plan.first_due(lane).tolist()),
+            drawn=(0,) * sources,
+            emitted=0,
+            feeds=(FeedState(),) * len(plan.streaming),
+        )
 
 
 @final
@@ -68,8 +96,8 @@ class Lane:
     def __init__(self, plan: Plan, number: int, state: LaneState | None = None) -> None:
         self.plan = plan
         self.number = number
-        first = tuple(plan.first_due(number).tolist())
-        self._state = state or LaneState(window=0, due=first, drawn=(0,) * len(first), emitted=0)
+        self._state = state or LaneState.start(plan, number)
+        self._feeds = plan.feeds(number, self._state.drawn, self._state.feeds)
         self._open: Window | None = None
 
     @property
@@ -103,7 +131,9 @@ class Lane:
         if self._open is None:
             state = self._state
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
-            self._open = self.plan.window(self.number, state.window, due, drawn)
+            for at, feed in self._feeds.items():
+                feed.forget(state.drawn[at])
+            self._open = self.plan.window(self.number, state.window, due, drawn, self._feeds)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "
@@ -115,10 +145,25 @@ class Lane:
         if emitted < window.packs:
             self._state = replace(self._state, emitted=emitted)
             return
+        drawn = tuple(window.drawn.tolist())
         self._state = LaneState(
             window=self._state.window + 1,
             due=tuple(window.due.tolist()),
-            drawn=tuple(window.drawn.tolist()),
+            drawn=drawn,
             emitted=0,
+            feeds=tuple(feed.state(drawn[at]) for at, feed in self._feeds.items()),
         )
         self._open = None
+
+    def read(self, leaf: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of rows that the last call of `take` or `rest` named.
+
+        Args:
+            leaf: number of the leaf.
+            stored: the rows, as in `Documents`.
+        """
+        if leaf not in self._feeds:
+            return self.plan.leaves[leaf].indexed.read(stored)
+        feed = self._feeds[leaf]
+        rows = [feed.get(number) for number in (stored // self.plan.lanes).tolist()]
+        return [row.input_ids for row in rows], [row.loss_mask for row in rows]

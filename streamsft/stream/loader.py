@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -12,7 +13,7 @@ from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import Valued
 from streamsft.stream.packer import Packer
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan, differences
@@ -41,8 +42,11 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready, per worker.
-        lanes_per_step, lane_groups: divide the planning among that many independent streams; a resumed run must
-            keep them. Useful only at hundreds of ranks.
+        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
+            source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
+            streaming source the greatest common divisor of `global_batch_size` and 8.
+        lane_groups: groups of so many lanes that take turns, a step each; with a streaming source `workers` must
+            divide it. By default 1, and 4 with a streaming source.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
         tokenizer: a digest of the tokenizer that made the tokens, kept in the state and compared on loading.
@@ -61,8 +65,8 @@ class Loader:
         start_method: StartMethod | None = None,
         background: bool = True,
         prefetch: int = 2,
-        lanes_per_step: int = 1,
-        lane_groups: int = 1,
+        lanes_per_step: int | None = None,
+        lane_groups: int | None = None,
         metrics: Sequence[Valued] = (),
         pad_id: int = 0,
         tokenizer: str = "",
@@ -74,13 +78,16 @@ class Loader:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
+        streams = any(leaf.streams for leaf in packer.leaves)
         self.packer = packer
         self.topology = Topology(
             global_batch_size=global_batch_size,
             dp=dp or Shard(),
-            lanes_per_step=lanes_per_step,
-            lane_groups=lane_groups,
+            lanes_per_step=lanes_per_step or (math.gcd(global_batch_size, 8) if streams else 1),
+            lane_groups=lane_groups or (4 if streams else 1),
         )
+        if streams:
+            self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method
         self.background = background
@@ -92,7 +99,7 @@ class Loader:
             _check_picklable(self.metrics)
         self._plan = packer.plan(self.topology.lanes)
         self._step = 0
-        self._lanes = {number: Lane(self._plan, number).state for number in self.topology.owned}
+        self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
         self._iterations = 0
         self._mid_step = False
 
@@ -122,7 +129,7 @@ class Loader:
                 name=leaf.name,
                 groups=leaf.groups,
                 weight=leaf.share,
-                rows=len(leaf.source),
+                rows=0 if leaf.streams else len(leaf.indexed),
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=sum(leaf.dropped.values()),
             )
@@ -253,9 +260,8 @@ class Loader:
         step = state["step"]
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise StateError(f"the state's step is {step!r}, not a number >= 0")
-        sources = len(self._plan.leaves)
         self._lanes = {
-            number: LaneState.from_json(state["lanes"][str(number)], sources, f"lane {number}")
+            number: LaneState.from_json(state["lanes"][str(number)], self._plan, f"lane {number}")
             for number in self.topology.owned
         }
         self._step = step

@@ -8,8 +8,10 @@ from typing import final
 import numpy as np
 
 from streamsft.sources.base import Source
+from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.faces import Info, LaneDataset, SourceStream
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.plan import Documents, Leaf, Plan
@@ -44,7 +46,7 @@ class Packer(LaneDataset[Pack]):
 
     def __init__(
         self,
-        mix: Interleave | SourceStream | Source,
+        mix: Interleave | SourceStream | StreamingSource | Source,
         sequence_length: int,
         *,
         lookahead: int | None = None,
@@ -53,7 +55,7 @@ class Packer(LaneDataset[Pack]):
     ) -> None:
         super().__init__(shard or Shard())
         if not isinstance(mix, Interleave):
-            mix = Interleave([mix], seed=mix.seed if isinstance(mix, SourceStream) else 0)
+            mix = Interleave([mix], [1.0], seed=mix.seed if isinstance(mix, SourceStream) else 0)
         self.mix = mix
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
         self.leaves: list[Leaf] = mix.leaves(self.packing)
@@ -72,9 +74,9 @@ class Packer(LaneDataset[Pack]):
     def plan(self, lanes: int = 1) -> Plan:
         return Plan(self.leaves, seed=self.mix.seed, packing=self.packing, lanes=lanes)
 
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Pack]:
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Pack]:
         found: list[list[Sample]] = [[] for _ in range(packs)]
-        for pack, sample in zip(documents.pack.tolist(), samples(plan.leaves, documents), strict=True):
+        for pack, sample in zip(documents.pack.tolist(), samples(lane.plan.names, lane.read, documents), strict=True):
             found[pack].append(sample)
         return [Pack(samples=tuple(group), sequence_length=self.packing.sequence_length) for group in found]
 
@@ -82,12 +84,13 @@ class Packer(LaneDataset[Pack]):
         if not self.packing.best_fit:
             return
         limit = self.packing.sequence_length
+        if any(leaf.streams for leaf in self.leaves):
+            return  # lengths are unknown until they are read
         cut = limit if self.packing.overflow == "truncate" else np.iinfo(np.int32).max
-        means = [
-            float(np.minimum(lengths if leaf.usable is None else lengths[leaf.usable], cut).mean())
-            for leaf in self.leaves
-            for lengths in (leaf.source.lengths,)
-        ]
+        means = []
+        for leaf in self.leaves:
+            lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
+            means.append(float(np.minimum(lengths, cut).mean()))
         packs = self.packing.window * float(np.dot([leaf.share for leaf in self.leaves], means)) / limit
         if packs < _FEW_PACKS:
             logger.warning(

@@ -12,7 +12,9 @@ from streamsft.errors import DataError, EmptySourceError
 from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
+from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import Schedule
+from streamsft.stream.feed import Feed, FeedState
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Ints
 
@@ -34,7 +36,7 @@ class Leaf:
         dropped: rows that cannot be drawn under this packing, by reason.
     """
 
-    source: Source
+    source: Source | StreamingSource
     share: float
     weight: float | None
     groups: tuple[str, ...]
@@ -47,8 +49,27 @@ class Leaf:
         return self.source.name
 
     @property
+    def streams(self) -> bool:
+        """Whether the source is read in order rather than by index."""
+        return isinstance(self.source, StreamingSource)
+
+    @property
+    def streamed(self) -> StreamingSource:
+        """The source as one that is read in order."""
+        assert isinstance(self.source, StreamingSource)
+        return self.source
+
+    @property
+    def indexed(self) -> Source:
+        """The source as one that is read by index."""
+        assert not isinstance(self.source, StreamingSource)
+        return self.source
+
+    @property
     def rows(self) -> int:
-        """Rows that can be drawn: the length of a pass."""
+        """Rows that can be drawn: the length of a pass; 0 where that is unknown."""
+        if isinstance(self.source, StreamingSource):
+            return 0
         return len(self.source) if self.usable is None else len(self.usable)
 
 
@@ -94,7 +115,7 @@ class Documents(NamedTuple):
     source: Ints
     """Number of the leaf, int64[n]."""
     stored: Ints
-    """Stored row in that source, int64[n]."""
+    """Stored row in that source, int64[n]; of a streaming source number * lanes + lane of the draw."""
     row: Ints
     """That row's number in the source's input order, int64[n]."""
     pass_index: Ints
@@ -131,12 +152,16 @@ class Documents(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The packs of one window, and where the lane stands behind it."""
+    """The packs of one window, and where the lane stands behind it; `due` and `drawn` are int64[sources]."""
 
     documents: Documents
     packs: int
     due: Ints
     drawn: Ints
+
+
+Feeds = Mapping[int, Feed]
+"""Cursors over the streaming sources of one lane, by leaf number."""
 
 
 @final
@@ -163,7 +188,8 @@ class Plan:
         self.lanes = lanes
         self.names = [leaf.name for leaf in leaves]
         self.schedule = Schedule([leaf.share for leaf in leaves])
-        self._rows = np.array([leaf.rows for leaf in leaves], np.int64)
+        self.streaming = [at for at, leaf in enumerate(leaves) if leaf.streams]
+        self._rows = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
         self._in_order = np.array([not leaf.shuffle for leaf in leaves])
         self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
 
@@ -171,48 +197,77 @@ class Plan:
         """Due times before the first draw of `lane`, int64[sources]."""
         return self.schedule.phases(self.seed, self.names, lane)
 
-    def window(self, lane: int, number: int, due: Ints, drawn: Ints) -> Window:
-        """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each)."""
+    def feeds(self, lane: int, drawn: Sequence[int], states: Sequence[FeedState] | None = None) -> Feeds:
+        """Cursors over the streaming sources of `lane`, by leaf number.
+
+        Args:
+            lane: which lane.
+            drawn: draws of every source that lie behind.
+            states: where each streaming source stands, in the order of leaves; None at their starts.
+        """
+        return {
+            at: Feed(
+                self.leaves[at].streamed,
+                seed=self.seed,
+                lane=lane,
+                lanes=self.lanes,
+                packing=self.packing,
+                number=drawn[at],
+                state=states[place] if states else None,
+            )
+            for place, at in enumerate(self.streaming)
+        }
+
+    def window(self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds) -> Window:
+        """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each).
+
+        Rows of streaming sources are read, from `feeds`, as far as they are drawn.
+        """
         draws = self.schedule.draw(due, drawn, self.draws)
-        source, stored, pass_index = self._locate(lane, draws.source, draws.number)
+        found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)
-        mixed = shuffled(key, len(source))
-        documents = self._documents(source[mixed], stored[mixed], pass_index[mixed])
-        documents, packs = self._packed(documents, derive_key(key, "packs"))
+        found = found.take(shuffled(key, len(draws.source)))
+        documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
 
-    def _locate(self, lane: int, source: Ints, number: Ints) -> tuple[Ints, Ints, Ints]:
-        """Source, stored row and pass of each draw."""
+    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
+        """The rows of the draws, whole, each in pack 0."""
         rows = self._rows[source]
-        pass_index, position = np.divmod(number * self.lanes + lane, rows)
-        keys = hash64(self._row_keys[source], pass_index.astype(np.uint64))
-        stored = permute(position, rows, keys)
-        if self._in_order.any():
-            stored = np.where(self._in_order[source], position, stored)
-        for at, leaf in enumerate(self.leaves):
-            if leaf.usable is not None:
-                mine = source == at
-                stored[mine] = leaf.usable[stored[mine]]
-        return source, stored, pass_index
-
-    def _documents(self, source: Ints, stored: Ints, pass_index: Ints) -> Documents:
-        """Documents of the draws after the overflow policy, in draw order."""
+        position = number * self.lanes + lane
+        pass_index, place = np.divmod(position, rows)
+        if len(feeds) < len(self.leaves):
+            keys = hash64(self._row_keys[source], pass_index.astype(np.uint64))
+            stored = np.where(self._in_order[source], place, permute(place, rows, keys))
+        else:
+            stored = place
         length, row = np.empty(len(source), np.int64), np.empty(len(source), np.int64)
         for at, leaf in enumerate(self.leaves):
             mine = np.flatnonzero(source == at)
-            length[mine] = leaf.source.lengths[stored[mine]]
-            row[mine] = leaf.source.row_numbers[stored[mine]]
+            if leaf.streams:
+                fed = [feeds[at].get(n) for n in number[mine].tolist()]
+                stored[mine] = position[mine]
+                length[mine] = [len(one.input_ids) for one in fed]
+                row[mine] = [one.row for one in fed]
+                pass_index[mine] = [one.pass_index for one in fed]
+                continue
+            if leaf.usable is not None:
+                stored[mine] = leaf.usable[stored[mine]]
+            length[mine] = leaf.indexed.lengths[stored[mine]]
+            row[mine] = leaf.indexed.row_numbers[stored[mine]]
         zeros = np.zeros(len(source), np.int64)
-        documents = Documents(source, stored, row, pass_index, zeros, length, zeros, zeros)
+        return Documents(source, stored, row, pass_index, zeros, length, zeros, zeros)
+
+    def _cut(self, documents: Documents, feeds: Feeds) -> Documents:
+        """The documents after the overflow policy."""
         if self.packing is None:
             return documents
         limit = self.packing.sequence_length
-        if self.packing.overflow == "split" and length.max() > limit:
-            return self._split(documents, limit)
-        kept = np.minimum(length, limit)
-        return documents._replace(length=kept, cut=length - kept)
+        if self.packing.overflow == "split" and documents.length.max() > limit:
+            return self._split(documents, limit, feeds)
+        kept = np.minimum(documents.length, limit)
+        return documents._replace(length=kept, cut=documents.length - kept)
 
-    def _split(self, documents: Documents, limit: int) -> Documents:
+    def _split(self, documents: Documents, limit: int, feeds: Feeds) -> Documents:
         """Cut over-long documents into fragments, leaving out those with nothing supervised."""
         pieces = -(-documents.length // limit)
         whole = np.repeat(np.arange(len(pieces)), pieces)
@@ -221,13 +276,18 @@ class Plan:
         length = np.minimum(documents.length[whole] - start, limit)
         keep = np.ones(len(whole), np.bool_)
         for at in np.flatnonzero(pieces > 1).tolist():
-            leaf = self.leaves[int(documents.source[at])]
-            supervised = leaf.source.read(documents.stored[at : at + 1])[1][0].copy()
+            supervised = self._mask(documents, at, feeds).copy()
             supervised[0] = False
             fragments = np.add.reduceat(supervised, np.arange(0, len(supervised), limit), dtype=np.int64)
             keep[whole == at] = fragments > 0
-        fragments_of = documents.take(whole)._replace(start=start, length=length)
-        return fragments_of.take(keep)
+        return documents.take(whole)._replace(start=start, length=length).take(keep)
+
+    def _mask(self, documents: Documents, at: int, feeds: Feeds) -> Bools:
+        """Loss mask of the whole row of document `at`."""
+        leaf, stored = int(documents.source[at]), documents.stored[at : at + 1]
+        if leaf in feeds:
+            return feeds[leaf].get(int(stored[0]) // self.lanes).loss_mask
+        return self.leaves[leaf].indexed.read(stored)[1][0]
 
     def _packed(self, documents: Documents, key: int) -> tuple[Documents, int]:
         """Documents sorted by pack, and the number of packs.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
+
+import numpy as np
 
 from streamsft.errors import ConfigError
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Documents, Plan
-from streamsft.types import Shard
+from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["StepPlan", "StepPlanner", "Topology"]
 
@@ -46,6 +48,23 @@ class Topology:
                 raise ConfigError(
                     f"{name} {value} does not divide loader.global_batch_size {self.global_batch_size}; "
                     f"it may be one of {', '.join(map(str, allowed))}"
+                )
+
+    def check_owners(self, workers: int) -> None:
+        """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
+
+        Raises:
+            ConfigError: with the values that are possible.
+        """
+        for name, value, of, total in (
+            ("dp size", self.dp.count, "lanes_per_step", self.lanes_per_step),
+            ("loader.workers", max(workers, 1), "lane_groups", self.lane_groups),
+        ):
+            if total % value:
+                allowed = [n for n in range(1, total + 1) if total % n == 0]
+                raise ConfigError(
+                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a streaming "
+                    f"source; it may be one of {', '.join(map(str, allowed))}"
                 )
 
     @property
@@ -107,7 +126,25 @@ class StepPlanner:
     def __init__(self, plan: Plan, topology: Topology, step: int, lanes: Mapping[int, LaneState]) -> None:
         self.topology = topology
         self.step = step
+        self._plan = plan
         self._lanes = {number: Lane(plan, number, lanes.get(number)) for number in topology.owned}
+
+    def skip(self) -> None:
+        """Leave the next step to another worker, whose lanes are not this one's."""
+        self.step += 1
+
+    def read(self, leaf: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of rows `stored` of a leaf in the last step planned."""
+        lanes = self._lanes
+        if not self._plan.leaves[leaf].streams:
+            return self._plan.leaves[leaf].indexed.read(stored)
+        ids: list[Int32s] = []
+        masks: list[Bools] = []
+        for number, one in zip((stored % self._plan.lanes).tolist(), np.split(stored, len(stored)), strict=True):
+            row_ids, row_masks = lanes[number].read(leaf, one)
+            ids += row_ids
+            masks += row_masks
+        return ids, masks
 
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""

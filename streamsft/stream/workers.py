@@ -55,9 +55,12 @@ class RawSteps(IterableDataset[bytes]):
         planner = StepPlanner(self.plan, self.topology, self.step, self.lanes)
         while True:
             for turn in range(shard.count):
-                step = planner.next()
                 if turn == shard.index:
-                    yield materialize(self.plan.leaves, step, self.metrics)
+                    yield materialize(self.plan.names, planner.read, planner.next(), self.metrics)
+                elif self.topology.lane_groups % shard.count:
+                    planner.next()
+                else:  # the other workers' steps draw from other lanes
+                    planner.skip()
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -95,7 +98,6 @@ def worker_batches(
             multiprocessing_context=start_method,
             snapshot_every_n_steps=None,
         )
-    names = len(steps.plan.leaves)
     batches = iter(loader)
     while True:
         try:
@@ -109,7 +111,7 @@ def worker_batches(
                 f"a loader worker died ({error}); often the system stopped it for want of memory: lower "
                 "loader.workers, then start the same command again to go on from the last checkpoint"
             ) from error
-        yield RawBatch.from_bytes(data, names)
+        yield RawBatch.from_bytes(data, steps.plan)
 
 
 def check_workers(workers: int, start_method: str | None) -> None:
