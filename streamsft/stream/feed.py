@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -105,17 +105,15 @@ class Feed:
                     "taken; the data has changed since the state was saved"
                 )
 
-    def get(self, number: int) -> FedRow:
-        """Accepted row `number`, reading on as far as that."""
-        self.need(number + 1)
-        return self._rows[number - self._first]
-
-    def need(self, stop: int) -> None:
-        """Read on until the accepted rows before number `stop` are at hand."""
+    def rows(self, numbers: Sequence[int]) -> list[FedRow]:
+        """Accepted rows `numbers`, none of them dropped yet, reading on as far as the last."""
+        stop = max(numbers, default=-1) + 1
         while (missing := stop - self._first - len(self._rows)) > 0:
             if self._taken >= len(self._block):
                 self._open_block()
             self._encode(self._block[self._taken : self._taken + missing])
+        assert all(number >= self._first for number in numbers)
+        return [self._rows[number - self._first] for number in numbers]
 
     def state(self, number: int) -> FeedState:
         """Where to go on for accepted row `number`, which lies at most one behind those that were read."""

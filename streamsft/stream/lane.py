@@ -107,6 +107,7 @@ class Lane:
 
     def take(self, count: int) -> Documents:
         """The documents of the next `count` packs, packs numbered from 0."""
+        self._forget()
         parts: list[tuple[Documents, int]] = []
         while count:
             window = self._window()
@@ -119,6 +120,7 @@ class Lane:
 
     def rest(self) -> tuple[Documents, int]:
         """The documents of the open window's packs that are left, and the number of those packs; takes none."""
+        self._forget()
         window = self._window()
         start = self._state.emitted
         return window.documents.packs(start, window.packs), window.packs - start
@@ -127,12 +129,15 @@ class Lane:
         """Count the next `count` packs of the open window as taken."""
         self._advance(self._window(), self._state.emitted + count)
 
+    def _forget(self) -> None:
+        """Drop the rows of windows that are closed; those of the last call of `take` were needed until now."""
+        for at, feed in self._feeds.items():
+            feed.forget(self._state.drawn[at])
+
     def _window(self) -> Window:
         if self._open is None:
             state = self._state
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
-            for at, feed in self._feeds.items():
-                feed.forget(state.drawn[at])
             self._open = self.plan.window(self.number, state.window, due, drawn, self._feeds)
             if state.emitted >= self._open.packs:
                 raise StateError(
@@ -164,6 +169,5 @@ class Lane:
         """
         if leaf not in self._feeds:
             return self.plan.leaves[leaf].indexed.read(stored)
-        feed = self._feeds[leaf]
-        rows = [feed.get(number) for number in (stored // self.plan.lanes).tolist()]
+        rows = self._feeds[leaf].rows((stored // self.plan.lanes).tolist())
         return [row.input_ids for row in rows], [row.loss_mask for row in rows]

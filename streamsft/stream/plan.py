@@ -244,7 +244,7 @@ class Plan:
         for at, leaf in enumerate(self.leaves):
             mine = np.flatnonzero(source == at)
             if leaf.streams:
-                fed = [feeds[at].get(n) for n in number[mine].tolist()]
+                fed = feeds[at].rows(number[mine].tolist())
                 stored[mine] = position[mine]
                 length[mine] = [len(one.input_ids) for one in fed]
                 row[mine] = [one.row for one in fed]
@@ -286,7 +286,7 @@ class Plan:
         """Loss mask of the whole row of document `at`."""
         leaf, stored = int(documents.source[at]), documents.stored[at : at + 1]
         if leaf in feeds:
-            return feeds[leaf].get(int(stored[0]) // self.lanes).loss_mask
+            return feeds[leaf].rows([int(stored[0]) // self.lanes])[0].loss_mask
         return self.leaves[leaf].indexed.read(stored)[1][0]
 
     def _packed(self, documents: Documents, key: int) -> tuple[Documents, int]:
