@@ -124,7 +124,7 @@ class Loader:
                 weight=leaf.share,
                 rows=len(leaf.source),
                 rejected=getattr(leaf.source, "rejected", {}),
-                dropped=sum(leaf.dropped.values()),
+                dropped=leaf.dropped,
             )
             for leaf in self._plan.leaves
         ]

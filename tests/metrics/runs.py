@@ -17,7 +17,14 @@ from streamsft.types import Sample
 
 SOURCES = [
     SourceInfo(name="math", groups=("mix",), weight=0.5, rows=40, rejected={"bad_role": 2, "template_error": 1}),
-    SourceInfo(name="chat", groups=("mix", "talk"), weight=0.25, rows=30, dropped=10, rejected={"bad_role": 4}),
+    SourceInfo(
+        name="chat",
+        groups=("mix", "talk"),
+        weight=0.25,
+        rows=30,
+        dropped={"too_long": 7, "nothing_supervised": 3},
+        rejected={"bad_role": 4},
+    ),
     SourceInfo(name="code", groups=("mix", "talk"), weight=0.25),
 ]
 

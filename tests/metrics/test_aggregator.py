@@ -146,6 +146,8 @@ def test_the_built_in_numbers_of_a_small_run() -> None:
         "data_chat/passes": 1 / 20,
         "data_chat/rejected": 4,
         "data_chat/dropped": 10,
+        "data_chat/dropped_too_long": 7,
+        "data_talk/dropped_nothing_supervised": 3,
         "data_code/samples": 1,
         "data_code/passes": 3,
         "data_code/length_mean": 12.5,
