@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, final
 
@@ -27,8 +27,7 @@ class Valued(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def value(self) -> Callable[[Sample], float]: ...
+    def measure(self, sample: Sample, /) -> float: ...
 
 
 class DocumentTable(NamedTuple):
@@ -42,6 +41,8 @@ class DocumentTable(NamedTuple):
     """How often the source had been gone through before."""
     start: Ints
     """First token taken of the row."""
+    first: Ints
+    """1, but 0 in the further fragments of a split row."""
     length: Ints
     """Tokens taken."""
     pack: Ints
@@ -98,7 +99,7 @@ class RawBatch:
             tokens=self.table.length,
             supervised=self.table.supervised,
             cut=self.table.cut,
-            first=self.table.start == 0,
+            first=self.table.first.astype(np.bool_),
             pass_index=self.table.pass_index,
             packs=self.packs,
             slots=slots,
@@ -209,7 +210,7 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
     """
     documents = step.documents
     ids, masks = read_documents(leaves, documents)
-    labelled = np.concatenate(masks)
+    labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
     table = DocumentTable(
@@ -217,6 +218,7 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
         row=documents.row,
         pass_index=documents.pass_index,
         start=documents.start,
+        first=documents.first,
         length=documents.length,
         pack=documents.pack,
         cut=documents.cut,
@@ -226,7 +228,7 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
         step=step.step,
         packs=step.packs,
         table=table,
-        ids=np.concatenate(ids),
+        ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
         values=_values(samples(leaves, documents), metrics) if metrics else {},
         lanes=step.lanes,
@@ -240,7 +242,9 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
         numbers = np.empty(len(found), np.float64)
         for at, sample in enumerate(found):
             try:
-                numbers[at] = metric.value(sample)
+                numbers[at] = metric.measure(sample)
+            except MetricError:
+                raise
             except Exception as error:
                 raise MetricError(
                     f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"

@@ -78,6 +78,8 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
             too_long = over & ~empty
         elif packing.overflow == "truncate":
             empty = empty | (first >= packing.sequence_length)
+        elif packing.overflow == "split":
+            empty = empty | _unlabelled_in_fragments(source, packing.sequence_length)
     dropped = {"nothing_supervised": int(empty.sum()), "too_long": int(too_long.sum())}
     dropped = {reason: count for reason, count in dropped.items() if count}
     usable = np.flatnonzero(~(empty | too_long)) if dropped else None
@@ -86,6 +88,27 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
         limit = "" if packing is None else f" at sequence_length {packing.sequence_length}"
         raise EmptySourceError(f"source {source.name!r} has no row that could be drawn{limit}: {why}")
     return usable, dropped
+
+
+def _unlabelled_in_fragments(source: Source, limit: int) -> Bools:
+    """Rows cut into fragments of `limit` tokens whose every supervised token is a fragment's first, bool[rows].
+
+    Few rows can be such: these alone are read.
+    """
+    lengths, first = source.lengths, source.first_supervised
+    borders = (lengths - 1) // limit
+    result: Bools = (borders > 0) & (first < lengths) & (first % limit == 0) & (source.supervised <= borders)
+    stored = np.flatnonzero(result)
+    if len(stored):
+        result[stored] = [_labels_per_fragment(mask, limit).sum() == 0 for mask in source.read(stored)[1]]
+    return result
+
+
+def _labels_per_fragment(mask: Bools, limit: int) -> Ints:
+    """Supervised tokens of each fragment but for its first, int64[fragments]."""
+    labelled = np.array(mask, np.bool_)
+    labelled[::limit] = False
+    return np.add.reduceat(labelled, np.arange(0, len(labelled), limit), dtype=np.int64)
 
 
 class Documents(NamedTuple):
@@ -101,6 +124,8 @@ class Documents(NamedTuple):
     """How often the source had been gone through before, int64[n]."""
     start: Ints
     """First token taken of the row, int64[n]; above 0 in later fragments only."""
+    first: Ints
+    """1 where a draw's first document stands, int64[n]; 0 in the further fragments of a split row."""
     length: Ints
     """Tokens taken, int64[n]."""
     cut: Ints
@@ -202,8 +227,8 @@ class Plan:
             mine = np.flatnonzero(source == at)
             length[mine] = leaf.source.lengths[stored[mine]]
             row[mine] = leaf.source.row_numbers[stored[mine]]
-        zeros = np.zeros(len(source), np.int64)
-        documents = Documents(source, stored, row, pass_index, zeros, length, zeros, zeros)
+        zeros, ones = np.zeros(len(source), np.int64), np.ones(len(source), np.int64)
+        documents = Documents(source, stored, row, pass_index, zeros, ones, length, zeros, zeros)
         if self.packing is None:
             return documents
         limit = self.packing.sequence_length
@@ -213,7 +238,7 @@ class Plan:
         return documents._replace(length=kept, cut=length - kept)
 
     def _split(self, documents: Documents, limit: int) -> Documents:
-        """Cut over-long documents into fragments, leaving out those with nothing supervised."""
+        """Cut over-long documents into fragments, leaving out those without a label."""
         pieces = -(-documents.length // limit)
         whole = np.repeat(np.arange(len(pieces)), pieces)
         number = np.arange(len(whole)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -222,12 +247,11 @@ class Plan:
         keep = np.ones(len(whole), np.bool_)
         for at in np.flatnonzero(pieces > 1).tolist():
             leaf = self.leaves[int(documents.source[at])]
-            supervised = leaf.source.read(documents.stored[at : at + 1])[1][0].copy()
-            supervised[0] = False
-            fragments = np.add.reduceat(supervised, np.arange(0, len(supervised), limit), dtype=np.int64)
-            keep[whole == at] = fragments > 0
-        fragments_of = documents.take(whole)._replace(start=start, length=length)
-        return fragments_of.take(keep)
+            mask = leaf.source.read(documents.stored[at : at + 1])[1][0]
+            keep[whole == at] = _labels_per_fragment(mask, limit) > 0
+        whole = whole[keep]
+        first = np.diff(whole, prepend=-1).astype(np.bool_).astype(np.int64)
+        return documents.take(whole)._replace(start=start[keep], length=length[keep], first=first)
 
     def _packed(self, documents: Documents, key: int) -> tuple[Documents, int]:
         """Documents sorted by pack, and the number of packs.
