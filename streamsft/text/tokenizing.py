@@ -30,7 +30,7 @@ from streamsft.types import check_name
 if TYPE_CHECKING:
     from streamsft.text.chat import ChatTokenizer
 
-__all__ = ["tokenize"]
+__all__ = ["detect_source_format", "tokenize"]
 
 
 def tokenize(
@@ -90,7 +90,7 @@ def tokenize(
     if transform is not None:
         job = TransformJob(transform, name, reader.files)
     else:
-        job = ChatJob(_chat(chat), format or _detect(reader, name, columns or {}), dict(columns or {}))
+        job = ChatJob(_chat(chat), format or detect_source_format(reader, name, columns or {}), dict(columns or {}))
     with TokenStore.writer(path, name=name, files=reader.files) as writer:
         place = Path(rejected_path) if rejected_path else None
         if writer.directory is not None:
@@ -134,7 +134,7 @@ def _chat(chat: ChatTokenizer | None) -> ChatTokenizer:
     return chat
 
 
-def _detect(reader: RowReader, name: str, columns: Mapping[str, str]) -> str:
+def detect_source_format(reader: RowReader, name: str, columns: Mapping[str, str]) -> str:
     """The format of the first readable rows; any where there are none, for then all rows are rejected."""
     for chunk in reader.chunks():
         rows = [decode_columns(row.value, columns) for row in chunk.rows() if not isinstance(row.value, BadRow)]

@@ -37,3 +37,12 @@ class Scaled:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
         return {"input_ids": [row["n"] * self.factor, 1], "loss_mask": [0, 1]}
+
+
+def slowly(row: dict[str, Any]) -> dict[str, list[int]] | None:
+    """`characters`, but tells of its first row and then waits to be killed at the tenth."""
+    if row["text"] == "row 0":
+        print("started", flush=True)
+    if row["text"] == "row 10":
+        signal.pause()
+    return characters(row)
