@@ -8,7 +8,6 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
@@ -76,6 +75,8 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _offsets_of_lengths(array: pa.Array) -> Ints:
     """Offsets into ``array.flatten()``, which leaves out what lies under null rows."""
+    import pyarrow.compute as pc  # slow to import, rarely needed
+
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

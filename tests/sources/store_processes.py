@@ -58,6 +58,23 @@ def build_and_die(path: Path) -> None:
     build(path, die_after=200)
 
 
+def private_growth(path: Path, results: Any) -> None:
+    """Report by how many bytes the process's own memory grows when a store is mapped and read all over."""
+    store = TokenStore.open(path)  # the first use warms everything up
+    store.read(np.arange(100))
+    before = _private_bytes()
+    store = TokenStore.open(path)
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        store.read(rng.integers(0, len(store), 100))
+    results.put(_private_bytes() - before)
+
+
+def _private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
 def fill_the_disk(path: Path, limit: int, messages: Any) -> None:
     """Write under a limit on file size, which the system enforces as it does a full disk."""
     import resource

@@ -9,20 +9,23 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from streamsft.errors import StoreError
 from streamsft.sources import publish
 from streamsft.sources.manifest import MANIFEST_FILE
 from streamsft.sources.store import TokenStore
-from tests.sources.store_processes import build, build_and_die, fill_the_disk, race, watch
+from tests.sources.store_processes import build, build_and_die, fill_the_disk, private_growth, race, watch
 
-SPAWN = mp.get_context("spawn")
+PROCESSES = mp.get_context("forkserver")  # each starts clean, and the imports are paid once
+PROCESSES.set_forkserver_preload(["tests.sources.store_processes"])
 
 
 def run(target: Any, *args: Any) -> int | None:
-    process = SPAWN.Process(target=target, args=args)
+    process = PROCESSES.Process(target=target, args=args)
     process.start()
     process.join(120)
     return process.exitcode
@@ -33,9 +36,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_eight_processes_build_the_same_entries_while_another_reads(tmp_path: Path) -> None:
-    rounds, barrier, stop, failures = 20, SPAWN.Barrier(8), SPAWN.Event(), SPAWN.Queue()
-    reader = SPAWN.Process(target=watch, args=(tmp_path, rounds, stop, failures))
-    writers = [SPAWN.Process(target=race, args=(tmp_path, rounds, barrier, failures)) for _ in range(8)]
+    rounds, barrier, stop, failures = 20, PROCESSES.Barrier(8), PROCESSES.Event(), PROCESSES.Queue()
+    reader = PROCESSES.Process(target=watch, args=(tmp_path, rounds, stop, failures))
+    writers = [PROCESSES.Process(target=race, args=(tmp_path, rounds, barrier, failures)) for _ in range(8)]
     for process in (reader, *writers):
         process.start()
     for process in writers:
@@ -76,7 +79,7 @@ def test_temporary_directories_of_living_writers_and_other_machines_stay(tmp_pat
 
 def test_a_limit_on_file_size_publishes_nothing_and_says_so(tmp_path: Path) -> None:
     for limit in (100, 3000, 30_000):
-        messages = SPAWN.Queue()
+        messages = PROCESSES.Queue()
         assert run(fill_the_disk, tmp_path / "s", limit, messages) == 1
         kind, message = messages.get(timeout=10)
         assert kind == "StoreError"
@@ -195,6 +198,24 @@ def test_what_is_no_store_is_never_replaced(tmp_path: Path) -> None:
             build(tmp_path / name)
     assert names(tmp_path) == ["file", "folder"]
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of a process's memory")
+@pytest.mark.parametrize("kind", ["own", "foreign"])
+def test_reading_does_not_fill_the_memory(kind: str, tmp_path: Path) -> None:
+    lengths = np.full(200_000, 20, np.int32)
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    if kind == "own":
+        with TokenStore.writer(tmp_path / "s") as writer:
+            writer.append(ids, ids % 2 == 0, lengths, np.arange(len(lengths)))
+    else:
+        offsets = pa.array(np.arange(0, len(ids) + 1, 20, dtype=np.int32))
+        columns = {"input_ids": ids.astype(np.int64), "loss_mask": ids % 2}
+        arrays = {name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in columns.items()}
+        datasets.Dataset(pa.table(arrays)).save_to_disk(tmp_path / "s")
+    results = PROCESSES.Queue()
+    assert run(private_growth, tmp_path / "s", results) == 0
+    assert results.get(timeout=10) < 4 * 2**20  # 200,000 rows; the tokens are 16 MB, as 64-bit numbers 32 MB
 
 
 @pytest.mark.parametrize(
