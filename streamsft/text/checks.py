@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from streamsft.errors import TokenizerError
 from streamsft.text.backend import Backend
 from streamsft.text.conversation import RowRejected
-from streamsft.text.spans import Edges
+from streamsft.text.skeleton import Edges
 from streamsft.text.template import ChatTemplate
 
 __all__ = ["Facts", "probe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any, Final, Literal, final
 from streamsft.text.checks import Facts
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.messages import decode_object
-from streamsft.text.spans import Shape, place, read_shape, search, sentinel_word, with_sentinels
+from streamsft.text.skeleton import Shape, read_shape, sentinel_word, with_sentinels
+from streamsft.text.spans import place, search, search_skeleton
 from streamsft.text.template import MARK_CLOSE, MARK_OPEN, ChatTemplate
 
 __all__ = ["Rendered", "Renderer", "TrainOn"]
@@ -47,7 +49,7 @@ class Renderer:
         self._template = template
         self._facts = facts
         self._train_on = train_on
-        self._shapes: dict[tuple[str, ...], Shape | RowRejected] = {}
+        self._shapes: dict[tuple[str, ...] | bytes, Shape | RowRejected] = {}
         self._said_tools = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,8 +62,7 @@ class Renderer:
             RowRejected: with one of the reasons of `REASONS`.
         """
         wanted = self._wanted(conversation)
-        tools = conversation.tools
-        self._note_tools(tools)
+        tools = self._tools(conversation)
         messages = self._for_template(conversation.messages)
         if self._template.has_marks:
             _refuse_marks(messages, tools)
@@ -103,10 +104,13 @@ class Renderer:
                 raise RowRejected("empty_turn", f"message {index}, a turn of the assistant, is empty")
         return wanted
 
-    def _note_tools(self, tools: object) -> None:
-        if tools and not self._template.reads_tools and not self._said_tools:
-            self._said_tools = True
-            _log.warning("the chat template does not write tool schemas: the tools column is not in the tokens")
+    def _tools(self, conversation: Conversation) -> list[dict[str, Any]] | None:
+        if conversation.tools and not self._template.reads_tools:
+            if not self._said_tools:
+                self._said_tools = True
+                _log.warning("the chat template does not write tool schemas: the tools column is not in the tokens")
+            return None
+        return conversation.tools
 
     def _for_template(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages without keys that the template never mentions, tool arguments as it wants them."""
@@ -134,13 +138,18 @@ class Renderer:
         return {**call, "function": {**function, "arguments": arguments}}
 
     def _shape(self, messages: list[dict[str, Any]], tools: Any, text: str) -> Shape:
-        if tools is not None or any(len(message) != 2 for message in messages):
-            return self._make_shape(messages, tools, sentinel_word(text))
-        key = tuple(message["role"] for message in messages)
+        """The shape of `messages`, from all that it depends on: roles, and what no sentinel replaces."""
+        key: tuple[str, ...] | bytes
+        if tools is None and all(len(message) == 2 for message in messages):
+            key, replaced, word = tuple(message["role"] for message in messages), None, sentinel_word("")
+        else:
+            word = sentinel_word(text)
+            replaced = with_sentinels(messages, word, everything=True)
+            key = _digest([replaced, tools])
         known = self._shapes.get(key)
         if known is None:
             try:
-                known = self._make_shape(messages, None, sentinel_word(""))
+                known = self._make_shape(messages, replaced, tools, word)
             except RowRejected as rejected:
                 known = rejected
             if len(self._shapes) >= _KEPT_SHAPES:
@@ -150,8 +159,11 @@ class Renderer:
             raise RowRejected(known.reason, known.detail)
         return known
 
-    def _make_shape(self, messages: list[dict[str, Any]], tools: Any, word: str) -> Shape:
-        replaced = with_sentinels(messages, word, everything=True)
+    def _make_shape(
+        self, messages: list[dict[str, Any]], replaced: list[dict[str, Any]] | None, tools: Any, word: str
+    ) -> Shape:
+        if replaced is None:
+            replaced = with_sentinels(messages, word, everything=True)
         for text in _texts([replaced, tools]):
             found = self._facts.pattern.search(text)
             if found:
@@ -174,9 +186,12 @@ class Renderer:
             return dict(enumerate(ranges))
         if not any(message["role"] == "assistant" for message in messages):
             return {}
+        found = search(shape, messages, text)
+        if found is not None:
+            return found
         word = sentinel_word(text)
         skeleton = self._template.render(with_sentinels(messages, word, everything=False), tools)
-        return search(shape, messages, skeleton, word, text)
+        return search_skeleton(shape, messages, skeleton, word, text)
 
     def _to_end(self, span: tuple[int, int], text: str) -> tuple[int, int]:
         """A marked span with the end mark, which some templates write after their generation mark."""
@@ -206,6 +221,13 @@ class Renderer:
         for call in message.get("tool_calls", ()):
             if call["function"]["name"] not in written:
                 raise RowRejected("message_not_rendered", f"the template leaves a tool call of message {index} out")
+
+
+def _digest(value: Any) -> bytes:
+    try:
+        return hashlib.blake2b(json.dumps(value, default=repr).encode(), digest_size=16).digest()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowRejected("bad_content", f"a message or a tool is not made of JSON values: {error}") from error
 
 
 def _range(ranges: Mapping[int, tuple[int, int]], index: int) -> tuple[int, int]:
