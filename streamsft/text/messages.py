@@ -30,7 +30,7 @@ def clean_message(raw: object, index: int) -> tuple[dict[str, Any], bool | None]
     role = message.get("role")
     if role == "function":
         role = message["role"] = "tool"
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise RowRejected("bad_role", f"message {index} has role {role!r}; known are {', '.join(sorted(ROLES))}")
     if flag and role != "assistant":
         raise RowRejected("bad_flag", f"message {index} of role {role!r} is flagged 1; only the assistant's can be")
