@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from streamsft.comm import (
         shard_from_mesh as shard_from_mesh,
     )
+    from streamsft.commands.demo import demo as demo
+    from streamsft.commands.preview import preview as preview
+    from streamsft.commands.preview_row import preview_row as preview_row
+    from streamsft.commands.tokenize import tokenize as tokenize
+    from streamsft.commands.train import train as train
+    from streamsft.commands.validate import validate as validate
     from streamsft.config import (
         Config as Config,
     )
@@ -70,6 +76,8 @@ if TYPE_CHECKING:
     from streamsft.errors import (
         TokenizerError as TokenizerError,
     )
+    from streamsft.metrics.aggregator import Aggregator as Aggregator
+    from streamsft.metrics.console import ConsoleSink as ConsoleSink
     from streamsft.metrics.metric import Metric as Metric
     from streamsft.metrics.quantiles import Quantiles as Quantiles
     from streamsft.metrics.reducers import (
@@ -92,6 +100,15 @@ if TYPE_CHECKING:
     )
     from streamsft.metrics.reducers import (
         Sum as Sum,
+    )
+    from streamsft.metrics.sinks import (
+        JsonlSink as JsonlSink,
+    )
+    from streamsft.metrics.sinks import (
+        Sink as Sink,
+    )
+    from streamsft.metrics.sinks import (
+        TensorBoardSink as TensorBoardSink,
     )
     from streamsft.metrics.stats import (
         SampleStats as SampleStats,
@@ -127,6 +144,15 @@ if TYPE_CHECKING:
     from streamsft.stream.loader import Loader as Loader
     from streamsft.stream.packer import Packer as Packer
     from streamsft.stream.packing import pack_lengths as pack_lengths
+    from streamsft.text.backend import load_tokenizer as load_tokenizer
+    from streamsft.text.chat import ChatTokenizer as ChatTokenizer
+    from streamsft.text.conversation import (
+        Conversation as Conversation,
+    )
+    from streamsft.text.conversation import (
+        RowRejected as RowRejected,
+    )
+    from streamsft.training.settings import TrainResult as TrainResult
     from streamsft.types import (
         Pack as Pack,
     )
@@ -141,6 +167,12 @@ __version__ = "0.1.0"
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
+    "streamsft.commands.demo": ("demo",),
+    "streamsft.commands.preview": ("preview",),
+    "streamsft.commands.preview_row": ("preview_row",),
+    "streamsft.commands.tokenize": ("tokenize",),
+    "streamsft.commands.train": ("train",),
+    "streamsft.commands.validate": ("validate",),
     "streamsft.config": ("Config", "load_config"),
     "streamsft.errors": (
         "CommError",
@@ -154,9 +186,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StreamsftError",
         "TokenizerError",
     ),
+    "streamsft.metrics.aggregator": ("Aggregator",),
+    "streamsft.metrics.console": ("ConsoleSink",),
     "streamsft.metrics.metric": ("Metric",),
     "streamsft.metrics.quantiles": ("Quantiles",),
     "streamsft.metrics.reducers": ("Counts", "Max", "Mean", "Min", "Reducer", "Std", "Sum"),
+    "streamsft.metrics.sinks": ("JsonlSink", "Sink", "TensorBoardSink"),
     "streamsft.metrics.stats": ("SampleStats", "SourceInfo"),
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
     "streamsft.order.permutation": ("permute",),
@@ -170,6 +205,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.stream.loader": ("Loader",),
     "streamsft.stream.packer": ("Packer",),
     "streamsft.stream.packing": ("pack_lengths",),
+    "streamsft.text.backend": ("load_tokenizer",),
+    "streamsft.text.chat": ("ChatTokenizer",),
+    "streamsft.text.conversation": ("Conversation", "RowRejected"),
+    "streamsft.training.settings": ("TrainResult",),
     "streamsft.types": ("Pack", "Sample", "Shard"),
 }
 _ORIGINS = {name: module for module, names in _MODULES.items() for name in names}

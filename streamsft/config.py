@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ from streamsft.errors import ConfigError
 __all__ = [
     "CacheConfig",
     "Config",
+    "ConfigLike",
     "GroupConfig",
     "LoaderConfig",
     "MetricsConfig",
@@ -49,11 +50,20 @@ __all__ = [
 ]
 
 
-def load_config(config: str | Path | Mapping[str, Any] | Config, overrides: Iterable[str] = ()) -> Config:
-    """Read and check a config: a YAML file, a mapping of the same shape, or a `Config`.
+ConfigLike: TypeAlias = "str | Path | Mapping[str, Any] | Config"
+"""What a config may be given as."""
 
-    `overrides` are ``key.path=value`` texts, laid over the config before it is checked. ``${VAR}`` in paths is
-    replaced from the environment; ``${CONFIG_DIR}`` is the folder of the file.
+
+def load_config(
+    config: ConfigLike, overrides: Iterable[str] = (), *, without_tokenizer: Collection[str] = ()
+) -> Config:
+    """Read and check a config. ``${VAR}`` in paths is replaced from the environment; ``${CONFIG_DIR}`` is the folder
+    of the file.
+
+    Args:
+        config: a YAML file, a mapping of the same shape, or a `Config`.
+        overrides: ``key.path=value`` texts, laid over the config before it is checked.
+        without_tokenizer: sources that a function of yours makes into tokens.
 
     Raises:
         ConfigError: anything is wrong; its message lists all of it.
@@ -66,7 +76,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, overrides: Iter
     folder = "." if isinstance(config, Mapping) else str(Path(config).resolve().parent)
     document = _plain(config) if isinstance(config, Mapping) else read_yaml(config)
     apply_overrides(document, overrides)
-    issues = [*document.issues, *check_rules(document.data)]
+    issues = [*document.issues, *check_rules(document.data, without_tokenizer)]
     with config_folder(folder):
         try:
             result = Config.model_validate(document.data)

@@ -114,6 +114,8 @@ class SourceConfig(_Section):
     """Which messages are supervised."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
+    shuffle: Literal["rows", "none"] = "rows"
+    """Shuffle the rows in each pass, or keep the order of the input."""
 
 
 class GroupConfig(_Section):
@@ -159,9 +161,9 @@ class TextConfig(_Section):
 class CacheConfig(_Section):
     """Where token stores are kept."""
 
-    dir: PathText = "~/.cache/streamsft"
-    """The folder; safe to share between processes and jobs."""
-    model_config = ConfigDict(validate_default=True)
+    dir: PathText | None = None
+    """The folder; safe to share between processes and jobs. By default $STREAMSFT_CACHE, or streamsft in the
+    user's cache folder."""
 
 
 Cache = Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from streamsft.config_yaml import Issue, KeyPath, dotted
@@ -28,8 +28,11 @@ _FOR_TEXT = ("format", "columns", "train_on", "on_bad_row")
 _MIX = "mix"
 
 
-def check_rules(data: Mapping[str, Any]) -> list[Issue]:
-    """Issues with the mix of the config `data`, and with what a source needs elsewhere in it."""
+def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()) -> list[Issue]:
+    """Issues with the mix of the config `data`, and with what a source needs elsewhere in it.
+
+    Sources in `without_tokenizer` need none.
+    """
     mix = data.get(_MIX)
     if not isinstance(mix, dict) or not isinstance(mix.get("sources"), dict):
         return []
@@ -40,7 +43,7 @@ def check_rules(data: Mapping[str, Any]) -> list[Issue]:
         issues.extend(_name_rules(path, seen))
         if "sources" not in node:
             issues.extend(_source_rules(node, path))
-            if "store" not in node:
+            if "store" not in node and path[-1] not in without_tokenizer:
                 texts.append(path)
     if texts and data.get("tokenizer") is None:
         issues.append(Issue(("tokenizer",), f"missing: {dotted(texts[0])} is text and needs one"))

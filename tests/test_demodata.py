@@ -59,7 +59,7 @@ def test_the_tokenizer_of_a_demo_loads_with_its_template(demo: DemoFiles) -> Non
 
 
 def test_a_demo_that_is_there_is_kept_and_anything_else_is_left_alone(demo: DemoFiles, tmp_path: Path) -> None:
-    demo.config.write_text(demo.config.read_text().replace("steps: 200", "steps: 3"))
+    demo.config.write_text(demo.config.read_text().replace("steps: 150", "steps: 3"))
     write_demo(demo.folder)
     assert load_config(demo.config).train.steps == 3
     (tmp_path / "thesis.tex").touch()

@@ -28,9 +28,9 @@ mix:
 cache: {dir: "${CONFIG_DIR}/cache"}
 packing: {lookahead: 1024, overflow: truncate}
 loader: {global_batch_size: 8, micro_batch_size: 4}   # in packs
-metrics: {log_every: 20, sinks: []}
+metrics: {log_every: 25, sinks: []}
 train:
-  steps: 200
+  steps: 150
   save_every: 50
   run_dir: ${CONFIG_DIR}/run
   model: tiny

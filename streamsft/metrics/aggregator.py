@@ -143,6 +143,8 @@ class Aggregator:
         """
         if state.get("version") != _VERSION:
             raise StateError(f"metrics state has version {state.get('version')!r}, this program reads {_VERSION}")
+        if not state.keys() >= {"totals", "pending"}:
+            raise StateError(f"metrics state has only {sorted(state)}; it must have 'totals' and 'pending'")
         totals, pending = Ledger(self._layout), Ledger(self._layout)
         saved.load(totals, state["totals"])
         saved.load(pending, state["pending"])

@@ -12,7 +12,7 @@ truncated             documents that were cut, and truncated_tokens, what was cu
 share_samples         share of all samples so far, and share_tokens, of all tokens
 share_asked           share of the draws that the weights ask for
 rejected              rows of the input that could not be used, and rejected_<reason> (fixed, known from the start)
-dropped               stored rows of which the overflow policy leaves nothing (fixed, known from the start)
+dropped               stored rows of which the overflow policy leaves nothing, and dropped_<reason> (fixed as well)
 ===================== ==============================================================================================
 
 For the whole run (``data/…``): samples, tokens, supervised_tokens, packs, packing_efficiency (tokens per slot).
@@ -117,19 +117,18 @@ class Slots:
 
 def constants(members: Sequence[SourceInfo]) -> dict[str, float]:
     """What is known about one source, or about those of a mix node, before anything is drawn."""
-    numbers: dict[str, float] = {
-        "share_asked": sum(s.weight for s in members),
-        "rejected": sum(sum(s.rejected.values()) for s in members),
-        "dropped": sum(s.dropped for s in members),
-    }
-    for reason in sorted({r for s in members for r in s.rejected}):
-        numbers[f"rejected_{reason}"] = sum(s.rejected.get(reason, 0) for s in members)
+    numbers: dict[str, float] = {"share_asked": sum(s.weight for s in members)}
+    for what in ("rejected", "dropped"):
+        counted = [s.rejected if what == "rejected" else s.dropped for s in members]
+        numbers[what] = sum(sum(c.values()) for c in counted)
+        for reason in sorted({r for c in counted for r in c}):
+            numbers[f"{what}_{reason}"] = sum(c.get(reason, 0) for c in counted)
     return numbers
 
 
 def passes(members: Sequence[SourceInfo], tally: dict[str, float]) -> dict[str, float]:
     """How often the drawable rows of one source, or of those of a mix node, have come."""
-    rows = sum(s.rows - s.dropped for s in members)
+    rows = sum(s.rows - sum(s.dropped.values()) for s in members)
     if rows > 0 and all(s.rows for s in members):
         return {"passes": tally["samples"] / rows}
     return {"passes": tally["last_pass"]} if len(members) == 1 and "last_pass" in tally else {}

@@ -80,7 +80,8 @@ class ConsoleSink:
         names = list(dict.fromkeys(found)) if self.names is None else self.names
         columns = [c for c in _COLUMNS if any(f"{self.prefix}{name}/{c[1]}" in metrics for name in names)]
         table = self._with_columns(metrics, names, columns)
-        while len(columns) > 1 and self.console.measure(table).maximum > self.console.width:
+        wide = self.console.options.update(width=10_000)
+        while len(columns) > 1 and self.console.measure(table, options=wide).maximum > self.console.width:
             columns = columns[:-1]
             table = self._with_columns(metrics, names, columns)
         return table

@@ -109,6 +109,7 @@ class Schema:
         per_node = list(built_in.NAMES) if self.builtin else []
         if self.builtin:
             per_node += {f"rejected_{reason}" for s in self.sources for reason in s.rejected}
+            per_node += {f"dropped_{reason}" for s in self.sources for reason in s.dropped}
         per_node += [key for metric in metrics for key in metric.keys.values()]
         keys = [f"{self.prefix}{node}/{key}" for node in self.nodes for key in per_node]
         keys += [f"{self.root}/{key}" for key in built_in.RUN_NAMES if self.builtin]

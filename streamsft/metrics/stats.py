@@ -74,7 +74,7 @@ class SourceInfo:
             all sources add up to 1.
         rows: stored rows, those never drawn included; 0 when unknown.
         rejected: rows of the input that could not be used, counted by reason.
-        dropped: stored rows that are never drawn, since the overflow policy leaves nothing of them.
+        dropped: stored rows that are never drawn, since the overflow policy leaves nothing of them, counted by reason.
     """
 
     name: str
@@ -82,4 +82,4 @@ class SourceInfo:
     weight: float = 0.0
     rows: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
-    dropped: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)

@@ -52,11 +52,10 @@ def ragged(array: pa.Array, where: str) -> Ragged:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return ragged(array.dictionary_decode(), where)
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return ragged(array.cast(pa.large_list(kind.value_type)), where)
-    if not _is_list(kind):
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if not is_view and not _is_list(kind):
         raise StoreError(f"{where}: needs lists of integers or booleans, found {kind}")
-    if array.null_count:
+    if is_view or array.null_count:
         return _with_values(array.flatten(), _offsets_of_lengths(array), where)
     offsets: NDArray[Any]
     if pa.types.is_fixed_size_list(kind):
@@ -76,11 +75,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _offsets_of_lengths(array: pa.Array) -> Ints:
     """Offsets into ``array.flatten()``, which leaves out what lies under null rows."""
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_fixed_size_list(array.type):
-        lengths = np.where(valid, array.type.list_size, 0)
-    else:
-        lengths = np.where(valid, array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), 0)
+    import pyarrow.compute as pc  # slow to import, rarely needed
+
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -85,8 +85,10 @@ class RawFiles(RowReader):
 def _read(file: RawFile, index: int, before: int) -> Iterator[Chunk]:
     if file.format in ("parquet", "arrow"):
         pieces = read_parquet(file.path) if file.format == "parquet" else read_arrow(file.path)
-        for data, share in pieces:
-            yield ArrowChunk(file=index, read=before + int(share * file.size), data=data)
+        first = 0
+        for data, rows, share in pieces:
+            yield ArrowChunk(file=index, first_row=first, read=before + int(share * file.size), data=data)
+            first += rows
         return
     with open_bytes(file.path, file.compression) as (stream, raw):
         yield from _read_text(file, index, stream, lambda: before + raw.tell())

@@ -91,8 +91,8 @@ class DatasetRows(RowReader):
         for batch in self._dataset.with_format(None).iter(_ROWS):
             names = list(batch)
             rows = tuple(prune(dict(zip(names, values, strict=True))) for values in zip(*batch.values(), strict=True))
+            yield ListedRows(first_row=done, read=done + len(rows), values=rows)
             done += len(rows)
-            yield ListedRows(read=done, values=rows)
 
 
 @final
@@ -128,7 +128,7 @@ class ListRows(RowReader):
     def chunks(self) -> Iterator[Chunk]:
         for start in range(0, len(self._rows), _ROWS):
             rows = tuple(_checked(row) for row in self._rows[start : start + _ROWS])
-            yield ListedRows(read=start + len(rows), values=rows)
+            yield ListedRows(first_row=start, read=start + len(rows), values=rows)
 
 
 def _checked(row: Mapping[str, Any]) -> dict[str, Any] | BadRow:

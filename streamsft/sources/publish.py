@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -142,8 +143,11 @@ def remove(place: Path) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Bring the names in the directory `path` to the disk."""
-    if os.name != "nt":
+    """Bring the names in the directory `path` to the disk, where the file system knows how.
+
+    Where it does not, a power cut may undo a rename, which leaves a temporary name and no half of anything.
+    """
+    with contextlib.suppress(OSError):
         fsync_file(path)
 
 

@@ -64,10 +64,12 @@ class Chunk(ABC):
 
     Attributes:
         file: index into the reader's `files`.
+        first_row: number of the first row in its file, from 0, where rows are not known by their lines.
         read: how far into its input the reader was when it made this chunk, on the scale of its `size`.
     """
 
     file: int = 0
+    first_row: int = 0
     read: int = 0
 
     @abstractmethod

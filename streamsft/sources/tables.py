@@ -16,8 +16,8 @@ __all__ = ["read_arrow", "read_delimited", "read_parquet", "serialized"]
 _MAX_ROWS = 4096  # per piece, however small the rows
 
 
-def read_parquet(path: str) -> Iterator[tuple[bytes, float]]:
-    """Pieces of a Parquet file as Arrow streams, each with the share of the rows read so far."""
+def read_parquet(path: str) -> Iterator[tuple[bytes, int, float]]:
+    """Pieces of a Parquet file as Arrow streams, each with its number of rows and the share of the file read so far."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
@@ -28,10 +28,10 @@ def read_parquet(path: str) -> Iterator[tuple[bytes, float]]:
             rows = _rows_per_piece(shape.num_rows, shape.total_byte_size)
             for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
                 done += batch.num_rows
-                yield serialized(batch), done / total
+                yield serialized(batch), batch.num_rows, done / total
 
 
-def read_arrow(path: str) -> Iterator[tuple[bytes, float]]:
+def read_arrow(path: str) -> Iterator[tuple[bytes, int, float]]:
     """Pieces of an Arrow file (stream or random-access format) as `read_parquet`'s."""
     import pyarrow as pa
 
@@ -39,7 +39,8 @@ def read_arrow(path: str) -> Iterator[tuple[bytes, float]]:
         for batch, share in _record_batches(mapped):
             rows = _rows_per_piece(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, rows):
-                yield serialized(batch.slice(start, rows)), share
+                piece = batch.slice(start, rows)
+                yield serialized(piece), piece.num_rows, share
 
 
 def _record_batches(mapped: Any) -> Iterator[tuple[Any, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from streamsft.errors import ConfigError
 from streamsft.order.keys import derive_key
 from streamsft.types import Ints
 
-__all__ = ["SMALLEST_SHARE", "Schedule", "check_weights", "normalized"]
+__all__ = ["SMALLEST_SHARE", "Schedule", "check_weights", "normalized", "rounded_share"]
 
 SCALE = 1 << 32  # due times per draw of the whole mix; rounding costs a source one draw in 2**32
 SMALLEST_SHARE = 1e-8  # keeps the due times of a window inside int64
@@ -29,7 +30,7 @@ def check_weights(weights: Mapping[str, float | None], where: str = "mix") -> No
     for name, weight in given.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float | np.integer | np.floating):
             raise ConfigError(f"{where}: weight of {name!r} is {weight!r}; give a number >= 0")
-        if not math.isfinite(weight) or weight < 0:
+        if not 0 <= weight <= sys.float_info.max:
             raise ConfigError(f"{where}: weight of {name!r} is {weight!r}; give a finite number >= 0")
     if given and len(given) < len(weights):
         missing = ", ".join(repr(name) for name in weights if name not in given)
@@ -40,8 +41,15 @@ def check_weights(weights: Mapping[str, float | None], where: str = "mix") -> No
 
 def normalized(weights: Sequence[float]) -> list[float]:
     """Scale weights to shares that sum to 1; the same floats whatever the order of the list."""
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
+    _, exponent = math.frexp(max(weights))
+    scaled = [math.ldexp(weight, -exponent) for weight in weights]  # so that the sum of huge ones is finite
+    total = math.fsum(scaled)
+    return [weight / total for weight in scaled]
+
+
+def rounded_share(share: float) -> float:
+    """The share to nine digits, which is what a mix is drawn by: short in a state, and off by a draw in 10**9."""
+    return float(f"{share:.9g}")
 
 
 class Drawn(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from streamsft.comm import worker_shard
-from streamsft.errors import StateError
+from streamsft.errors import ConfigError, StateError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
@@ -20,7 +20,7 @@ from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan
 from streamsft.types import Sample, Shard
 
-__all__ = ["InfiniteDataset", "Info", "LaneDataset", "SourceStream"]
+__all__ = ["InfiniteDataset", "Info", "LaneDataset", "SourceStream", "whole"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -55,7 +55,7 @@ class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
     """A stage that never ends and can be stopped and resumed between any two items.
 
     Inside a `torch.utils.data.DataLoader` each worker takes an equal part of the stage's `shard`. Iterating
-    again goes on where the last iteration stopped.
+    again goes on where the last iteration stopped, and ends the last iteration.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -63,6 +63,7 @@ class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
         self.shard = shard
         self._loaded: Mapping[str, Any] | None = None
         self._begun: Shard | None = None
+        self._iterations = 0
 
     @property
     @abstractmethod
@@ -92,14 +93,27 @@ class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
         """The items from here on. An item counts as given out before it is yielded."""
 
     def __iter__(self) -> Iterator[T_co]:
+        self._iterations += 1
+        return self._given_out(self._iterations)
+
+    def _given_out(self, iteration: int) -> Iterator[T_co]:
         self._ready()
-        yield from self._items()
+        items = self._items()
+        while True:
+            if iteration != self._iterations:
+                raise StateError(f"{self.name}: another iteration began, so this one has ended; iterate once at a time")
+            yield next(items)
 
     def _ready(self) -> None:
         """Begin on first use, at the loaded state if there is one."""
-        if self._begun is not None:
-            return
         shard = worker_shard(self.shard)
+        if self._begun == shard:
+            return
+        if self._begun is not None:
+            raise StateError(
+                f"{self.name}: was iterated as {self._begun} before it came to this loader worker, which reads "
+                f"{shard}; give a DataLoader a fresh stage"
+            )
         position = None
         if self._loaded is not None:
             check_state(self._loaded, ("fingerprint", "shard", "position"), self.fingerprint)
@@ -118,13 +132,17 @@ class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
         if self._begun is None and self._loaded is not None:
             return dict(self._loaded)
         self._ready()
-        assert self._begun is not None
-        return {
+        shard = self._begun
+        assert shard is not None
+        state = {
             "version": STATE_VERSION,
             "fingerprint": self.fingerprint,
-            "shard": [self._begun.index, self._begun.count],
+            "shard": [shard.index, shard.count],
             "position": self._position(),
         }
+        if not self._iterations:
+            self._begun = None  # so that it can still become part of another shard, or load a state
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken.
@@ -132,10 +150,26 @@ class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
         Raises:
             StateError: iteration has begun, or the state belongs to another stream, shard or version.
         """
-        if self._begun is not None:
+        if self._iterations:
             raise StateError(f"{self.name}: state loaded after iteration began; load it into a fresh stage")
         check_state(state, ("fingerprint", "shard", "position"), self.fingerprint)
         self._loaded = state
+
+
+Stage = TypeVar("Stage", bound=InfiniteDataset[Any])
+
+
+def whole(stage: Stage, where: str) -> Stage:
+    """The stage, if its shard is the whole stream: what is made of it is divided as a whole.
+
+    Raises:
+        ConfigError: the stage was given a part.
+    """
+    if stage.shard != Shard():
+        raise ConfigError(
+            f"{where}: {stage.name!r} has {stage.shard}; leave it whole, and give the shard to the last stage"
+        )
+    return stage
 
 
 class LaneDataset(InfiniteDataset[T], Generic[T]):
@@ -221,7 +255,10 @@ class SourceStream(InfiniteDataset[Sample]):
         }
 
     def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
-        self._drawn = 0 if position is None else int(position["drawn"])
+        drawn = 0 if position is None else position.get("drawn")
+        if not isinstance(drawn, int) or isinstance(drawn, bool) or drawn < 0:
+            raise StateError(f"{self.name}: the state's draws are {drawn!r}, not a number >= 0")
+        self._drawn = drawn
 
     def _position(self) -> dict[str, Any]:
         return {"drawn": self._drawn}

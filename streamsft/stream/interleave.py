@@ -10,8 +10,8 @@ from typing import TypeAlias, final
 from streamsft.errors import ConfigError
 from streamsft.sources.base import Source, is_source
 from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.draws import check_weights, normalized
-from streamsft.stream.faces import Info, LaneDataset, SourceStream
+from streamsft.stream.draws import check_weights, normalized, rounded_share
+from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Packing
@@ -56,7 +56,8 @@ class Interleave(LaneDataset[Sample]):
         shard: which of several disjoint parts to iterate.
 
     Raises:
-        ConfigError: a weight is wrong, a name stands twice, or a child does not promise to be endless.
+        ConfigError: a weight is wrong, a name stands twice, or a child does not promise to be endless or is
+            only a part of its stream.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Interleave(LaneDataset[Sample]):
         self.children = [_checked(child, name) for child in children]
         if not children:
             raise ConfigError(f"mix {name!r} has no children; give at least one source")
+        if not isinstance(window, int) or window < 1:
+            raise ConfigError(f"mix {name!r}: window {window!r} is not a number of draws >= 1")
         if weights is not None and len(weights) != len(children):
             raise ConfigError(f"mix {name!r}: {len(weights)} weights for {len(children)} sources; give one each")
         self.weights = None if weights is None else list(weights)
@@ -139,7 +142,7 @@ class Interleave(LaneDataset[Sample]):
                 found = rows[child.name]
                 yield Leaf(
                     source=_source(child),
-                    share=share * part,
+                    share=rounded_share(share * part),
                     weight=weight if self.weights else None,
                     groups=inside,
                     shuffle=child.shuffle if isinstance(child, SourceStream) else True,
@@ -177,8 +180,10 @@ def _source(child: Source | StreamingSource | SourceStream) -> Source | Streamin
 
 def _checked(child: object, mix: str) -> Child:
     """The child, if it promises to be endless."""
-    if isinstance(child, SourceStream | StreamingSource | Interleave):
+    if isinstance(child, StreamingSource):
         return child
+    if isinstance(child, SourceStream | Interleave):
+        return whole(child, f"mix {mix!r}")
     if is_source(child):
         check_name(child.name)
         return child

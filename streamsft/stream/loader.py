@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -12,13 +11,13 @@ from streamsft.errors import ConfigError, StateError, StreamsftError
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
-from streamsft.stream.faces import Info
+from streamsft.stream.faces import Info, whole
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import Valued
 from streamsft.stream.packer import Packer
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan, differences
 from streamsft.stream.steps import Topology
-from streamsft.stream.workers import RawSteps, StartMethod, check_workers, worker_batches
+from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
 __all__ = ["Loader"]
@@ -71,15 +70,11 @@ class Loader:
         pad_id: int = 0,
         tokenizer: str = "",
     ) -> None:
-        if packer.shard != Shard():
-            raise ConfigError(
-                f"Loader: the packer has {packer.shard}; leave it whole, the loader shares steps out itself"
-            )
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
         streams = any(leaf.streams for leaf in packer.leaves)
-        self.packer = packer
+        self.packer = whole(packer, "Loader")
         self.topology = Topology(
             global_batch_size=global_batch_size,
             dp=dp or Shard(),
@@ -96,7 +91,7 @@ class Loader:
         self.pad_id = pad_id
         self.tokenizer = tokenizer
         if workers and self.metrics:
-            _check_picklable(self.metrics)
+            check_picklable("metric", {metric.name: metric for metric in self.metrics})
         self._plan = packer.plan(self.topology.lanes)
         self._step = 0
         self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
@@ -131,7 +126,7 @@ class Loader:
                 weight=leaf.share,
                 rows=0 if leaf.streams else len(leaf.indexed),
                 rejected=getattr(leaf.source, "rejected", {}),
-                dropped=sum(leaf.dropped.values()),
+                dropped=leaf.dropped,
             )
             for leaf in self._plan.leaves
         ]
@@ -143,17 +138,36 @@ class Loader:
         return {**describe_plan(self._plan), "lanes": lanes, "tokenizer": self.tokenizer}
 
     def __iter__(self) -> Iterator[Batch]:
-        self._iterations += 1
-        return self._consumed(self._iterations)
+        return self._begin(None)
 
-    def _consumed(self, iteration: int) -> Iterator[Batch]:
-        """The batches from here on. A batch counts as consumed before it is yielded."""
+    def micro_batches(self, micro_batch_size: int) -> Iterator[Batch]:
+        """The same batches in parts of at most `micro_batch_size` packs, for frameworks that pull those.
+
+        A step is consumed with its last part: whoever stops before that and iterates again gets all of its parts
+        again. Between the parts of a step there is no state to take.
+
+        Raises:
+            ConfigError: `micro_batch_size` is below 1.
+        """
+        return self._begin(micro_batch_size)
+
+    def _begin(self, micro_batch_size: int | None) -> Iterator[Batch]:
+        self._iterations += 1
+        self._mid_step = False
+        return self._consumed(self._iterations, micro_batch_size)
+
+    def _consumed(self, iteration: int, micro_batch_size: int | None) -> Iterator[Batch]:
+        """The batches from here on, in parts. A batch counts as consumed before its last part is yielded."""
         for batch in self._batches():
-            if iteration != self._iterations:
-                raise StateError("Loader: another iteration began, so this one has ended; iterate once at a time")
-            self._step = batch.step
-            self._lanes |= batch.lanes
-            yield batch
+            parts = [batch] if micro_batch_size is None else batch.split(micro_batch_size)
+            for number, part in enumerate(parts, 1):
+                if iteration != self._iterations:
+                    raise StateError("Loader: another iteration began, so this one has ended; iterate once at a time")
+                self._mid_step = number < len(parts)
+                if not self._mid_step:
+                    self._step = batch.step
+                    self._lanes |= batch.lanes
+                yield part
 
     def _batches(self) -> Iterator[Batch]:
         steps = RawSteps(self._plan, self.topology, self.metrics, self._step, dict(self._lanes))
@@ -169,17 +183,6 @@ class Loader:
 
         yield from in_background(here, self.prefetch) if self.background else here()
 
-    def micro_batches(self, micro_batch_size: int) -> Iterator[Batch]:
-        """The same batches in parts of at most `micro_batch_size` packs, for frameworks that pull those.
-
-        A step is consumed with its last part; between the parts of a step there is no state to take.
-        """
-        for batch in self:
-            parts = batch.split(micro_batch_size)
-            for number, part in enumerate(parts, 1):
-                self._mid_step = number < len(parts)
-                yield part
-
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.
 
@@ -190,7 +193,7 @@ class Loader:
             StateError: in the middle of a step that is pulled as micro-batches.
         """
         if self._mid_step:
-            raise StateError(f"Loader: in the middle of step {self._step}; state exists at step borders only")
+            raise StateError(f"Loader: in the middle of step {self._step + 1}; state exists at step borders only")
         return {
             "version": STATE_VERSION,
             "step": self._step,
@@ -256,6 +259,8 @@ class Loader:
         if self._iterations:
             raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
         check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
+        if not isinstance(state["lanes"], Mapping):
+            raise StateError(f"the state's lanes are {state['lanes']!r}, not an object of lanes by number")
         self._check_complete(state["lanes"])
         step = state["step"]
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -265,14 +270,3 @@ class Loader:
             for number in self.topology.owned
         }
         self._step = step
-
-
-def _check_picklable(metrics: Sequence[Valued]) -> None:
-    for metric in metrics:
-        try:
-            pickle.dumps(metric)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"metric {metric.name!r} cannot be sent to loader workers ({error}); give a function defined at the "
-                "top of a module instead of a lambda or an inner function, or set loader.workers to 0"
-            ) from error

@@ -31,8 +31,7 @@ class Valued(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def value(self) -> Callable[[Sample], float]: ...
+    def measure(self, sample: Sample, /) -> float: ...
 
 
 class DocumentTable(NamedTuple):
@@ -46,6 +45,8 @@ class DocumentTable(NamedTuple):
     """How often the source had been gone through before."""
     start: Ints
     """First token taken of the row."""
+    first: Ints
+    """1, but 0 in the further fragments of a split row."""
     length: Ints
     """Tokens taken."""
     pack: Ints
@@ -102,7 +103,7 @@ class RawBatch:
             tokens=self.table.length,
             supervised=self.table.supervised,
             cut=self.table.cut,
-            first=self.table.start == 0,
+            first=self.table.first.astype(np.bool_),
             pass_index=self.table.pass_index,
             packs=self.packs,
             slots=slots,
@@ -214,7 +215,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
     """
     documents = step.documents
     ids, masks = read_documents(read, documents)
-    labelled = np.concatenate(masks)
+    labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
     table = DocumentTable(
@@ -222,6 +223,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         row=documents.row,
         pass_index=documents.pass_index,
         start=documents.start,
+        first=documents.first,
         length=documents.length,
         pack=documents.pack,
         cut=documents.cut,
@@ -231,7 +233,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         step=step.step,
         packs=step.packs,
         table=table,
-        ids=np.concatenate(ids),
+        ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
         values=_values(samples(names, read, documents), metrics) if metrics else {},
         lanes=step.lanes,
@@ -245,7 +247,9 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
         numbers = np.empty(len(found), np.float64)
         for at, sample in enumerate(found):
             try:
-                numbers[at] = metric.value(sample)
+                numbers[at] = metric.measure(sample)
+            except MetricError:
+                raise
             except Exception as error:
                 raise MetricError(
                     f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"

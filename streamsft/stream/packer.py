@@ -9,7 +9,7 @@ import numpy as np
 
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.faces import Info, LaneDataset, SourceStream
+from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
@@ -39,7 +39,7 @@ class Packer(LaneDataset[Pack]):
         shard: which of several disjoint parts to iterate; a `Loader` shares the work out by itself.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or `mix` is only a part of its stream.
         EmptySourceError: a source with a weight above 0 has no row that could be drawn.
         DataError: ``overflow: error`` and a row is too long.
     """
@@ -56,7 +56,7 @@ class Packer(LaneDataset[Pack]):
         super().__init__(shard or Shard())
         if not isinstance(mix, Interleave):
             mix = Interleave([mix], [1.0], seed=mix.seed if isinstance(mix, SourceStream) else 0)
-        self.mix = mix
+        self.mix = whole(mix, "Packer")
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
         self.leaves: list[Leaf] = mix.leaves(self.packing)
         self._warn_of_small_windows()

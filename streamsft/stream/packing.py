@@ -143,10 +143,13 @@ def pack_lengths(lengths: ArrayLike | Sequence[int], sequence_length: int, looka
         Pack number of each document, int64[n], numbered from 0 without gaps. Deterministic.
 
     Raises:
-        ConfigError: a length is negative or above `sequence_length`; the message has its index.
+        ConfigError: a length is no integer, negative or above `sequence_length`; the message has its index.
     """
     packing = Packing(sequence_length=sequence_length, lookahead=lookahead)
-    sizes = np.asarray(lengths, np.int64)
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ConfigError(f"lengths: {given.dtype}{list(given.shape)} is not a list of integers")
+    sizes = given.astype(np.int64)
     wrong = np.flatnonzero((sizes < 0) | (sizes > sequence_length))
     if len(wrong):
         at = int(wrong[0])

@@ -122,6 +122,8 @@ class Documents(NamedTuple):
     """How often the source had been gone through before, int64[n]."""
     start: Ints
     """First token taken of the row, int64[n]; above 0 in later fragments only."""
+    first: Ints
+    """1 where a draw's first document stands, int64[n]; 0 in the further fragments of a split row."""
     length: Ints
     """Tokens taken, int64[n]."""
     cut: Ints
@@ -254,8 +256,8 @@ class Plan:
                 stored[mine] = leaf.usable[stored[mine]]
             length[mine] = leaf.indexed.lengths[stored[mine]]
             row[mine] = leaf.indexed.row_numbers[stored[mine]]
-        zeros = np.zeros(len(source), np.int64)
-        return Documents(source, stored, row, pass_index, zeros, length, zeros, zeros)
+        zeros, ones = np.zeros(len(source), np.int64), np.ones(len(source), np.int64)
+        return Documents(source, stored, row, pass_index, zeros, ones, length, zeros, zeros)
 
     def _cut(self, documents: Documents, feeds: Feeds) -> Documents:
         """The documents after the overflow policy."""
@@ -280,7 +282,9 @@ class Plan:
             supervised[0] = False
             fragments = np.add.reduceat(supervised, np.arange(0, len(supervised), limit), dtype=np.int64)
             keep[whole == at] = fragments > 0
-        return documents.take(whole)._replace(start=start, length=length).take(keep)
+        whole = whole[keep]
+        first = np.diff(whole, prepend=-1).astype(np.bool_).astype(np.int64)
+        return documents.take(whole)._replace(start=start[keep], length=length[keep], first=first)
 
     def _mask(self, documents: Documents, at: int, feeds: Feeds) -> Bools:
         """Loss mask of the whole row of document `at`."""

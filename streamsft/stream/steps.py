@@ -63,8 +63,8 @@ class Topology:
             if total % value:
                 allowed = [n for n in range(1, total + 1) if total % n == 0]
                 raise ConfigError(
-                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a streaming "
-                    f"source; it may be one of {', '.join(map(str, allowed))}"
+                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
+                    f"streaming source; it may be one of {', '.join(map(str, allowed))}"
                 )
 
     @property

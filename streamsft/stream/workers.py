@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -18,7 +19,7 @@ from streamsft.stream.plan import Plan
 from streamsft.stream.steps import StepPlanner, Topology
 from streamsft.types import Shard
 
-__all__ = ["RawSteps", "StartMethod", "check_workers", "worker_batches"]
+__all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -85,6 +86,7 @@ def worker_batches(
 
     Raises:
         StreamsftError: what a worker raised, where its batch would have come.
+        ConfigError: a source cannot be sent to a process; names it.
         DataError: a worker died.
     """
     with warnings.catch_warnings():
@@ -98,20 +100,43 @@ def worker_batches(
             multiprocessing_context=start_method,
             snapshot_every_n_steps=None,
         )
-    batches = iter(loader)
+    try:
+        batches = iter(loader)
+    except _PICKLING:
+        check_picklable("source", {leaf.name: leaf.source for leaf in steps.plan.leaves})
+        raise
     while True:
         try:
             data = next(batches)
         except StopIteration:
             return
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            if "DataLoader worker (pid" not in str(error):  # what a worker raised says "worker process"
                 raise
             raise DataError(
                 f"a loader worker died ({error}); often the system stopped it for want of memory: lower "
                 "loader.workers, then start the same command again to go on from the last checkpoint"
             ) from error
         yield RawBatch.from_bytes(data, steps.plan)
+
+
+_PICKLING = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for what it cannot write
+
+
+def check_picklable(what: str, values: Mapping[str, Any]) -> None:
+    """Refuse what no spawned process could be given.
+
+    Raises:
+        ConfigError: one of `values` cannot be pickled; names it.
+    """
+    for name, value in values.items():
+        try:
+            pickle.dumps(value)
+        except _PICKLING as error:
+            raise ConfigError(
+                f"{what} {name!r} cannot be sent to loader workers ({error}); use functions and classes defined at the "
+                "top of a module, open files and locks only where they are used, or set loader.workers to 0"
+            ) from error
 
 
 def check_workers(workers: int, start_method: str | None) -> None:

@@ -92,8 +92,8 @@ class Checkpoints:
             path=path, step=manifest["step"], fingerprint=manifest["fingerprint"], model=manifest["model"]
         )
 
-    def clean(self, after: int) -> None:
-        """Remove what was left half-written or half-removed, and checkpoints of steps later than `after`."""
+    def clean(self, *, after: int, keep: int) -> None:
+        """Remove what was left half-written or half-removed, checkpoints later than `after`, and all but `keep`."""
         if not self.folder.exists():
             return
         for path in self.folder.glob(f"{PARTIAL}*"):
@@ -104,6 +104,7 @@ class Checkpoints:
         for step, path in self._steps().items():
             if step > after:
                 remove_directory(path)
+        self._prune(keep)
 
     def write(self, step: int, fill: Callable[[Path], None], *, fingerprint: Mapping[str, Any], model: str) -> Path:
         """Write the checkpoint of `step` beside its place and return the directory, for `publish`.
@@ -151,8 +152,7 @@ class Checkpoints:
                 remove_directory(path)
             publish_directory(partial, path)
             write_file(self.folder / "latest", f"{path.name}\n".encode())
-            for old in sorted(self._steps().items())[: -max(1, keep)]:
-                remove_directory(old[1])
+            self._prune(keep)
             sync_directory(self.folder)
         except OSError as error:
             raise RunError(
@@ -165,6 +165,10 @@ class Checkpoints:
             return {}
         found = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
         return {int(match[1]): path for match, path in found if match and path.is_dir()}
+
+    def _prune(self, keep: int) -> None:
+        for _, path in sorted(self._steps().items())[: -max(1, keep)]:
+            remove_directory(path)
 
     def _damaged(self, path: Path, what: str) -> RunError:
         others = [p.name for s, p in sorted(self._steps().items()) if p != path]

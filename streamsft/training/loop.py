@@ -69,7 +69,7 @@ def train(
     comm = comm if comm is not None else current()
     with ExitStack() as stack:
         start = stack.enter_context(
-            opened(settings.run_dir, loader.fingerprint, config_record=config_record, fresh=fresh, comm=comm)
+            opened(settings, loader.fingerprint, config_record=config_record, fresh=fresh, comm=comm)
         )
         parts = _prepare(loader, model, aggregator, settings, start, vocabulary, comm)
         outputs = stack.enter_context(_outputs(settings, start.step, sinks, comm))

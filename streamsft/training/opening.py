@@ -15,6 +15,7 @@ from streamsft.errors import RunError
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.durable import write_file
 from streamsft.training.rundir import RunDirectory
+from streamsft.training.settings import TrainSettings
 
 __all__ = ["Start", "opened"]
 
@@ -40,7 +41,12 @@ class Start:
 
 @contextmanager
 def opened(
-    run_dir: Path, fingerprint: Mapping[str, Any], *, config_record: Mapping[str, Any] | None, fresh: bool, comm: Comm
+    settings: TrainSettings,
+    fingerprint: Mapping[str, Any],
+    *,
+    config_record: Mapping[str, Any] | None,
+    fresh: bool,
+    comm: Comm,
 ) -> Iterator[Start]:
     """Hold the run directory while the context lasts; collective.
 
@@ -50,13 +56,14 @@ def opened(
         RunError: on all ranks; see `RunDirectory`. Also when the ranks' data differ.
     """
     _check_same(fingerprint, comm)
+    run_dir = settings.run_dir
     directory: RunDirectory | None = None
     plan: dict[str, str | None] = {}
     try:
         with agreeing(comm):
             if comm.rank == 0:
                 directory = RunDirectory(run_dir, fresh=fresh)
-                stored = directory.begin(fingerprint)
+                stored = directory.begin(fingerprint, keep=settings.keep)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
                 plan["checkpoint"] = stored.path.name if stored is not None else None

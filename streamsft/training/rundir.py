@@ -70,11 +70,12 @@ class RunDirectory:
         self.moved_to = aside
         _log.info("moved the earlier run in %s to %s", self.path, aside)
 
-    def begin(self, fingerprint: Mapping[str, Any]) -> StoredCheckpoint | None:
+    def begin(self, fingerprint: Mapping[str, Any], *, keep: int) -> StoredCheckpoint | None:
         """Return the checkpoint to go on from, None for step 0, and mark the run as begun.
 
         Args:
             fingerprint: JSON object of what defines the stream (`Loader.fingerprint`).
+            keep: how many checkpoints are kept.
 
         Raises:
             RunError: the directory holds a run of another stream, or is unreadable.
@@ -85,7 +86,7 @@ class RunDirectory:
         theirs = stored.fingerprint if stored is not None else record.get("fingerprint") if record else None
         if theirs is not None:
             self._refuse_other(theirs, fingerprint)
-        checkpoints.clean(after=stored.step if stored is not None else 0)
+        checkpoints.clean(after=stored.step if stored is not None else 0, keep=keep)
         if record is None:
             text = json.dumps({"version": _VERSION, "fingerprint": dict(fingerprint)}, indent=1)
             write_file(self.path / "run.json", text.encode())

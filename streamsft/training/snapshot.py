@@ -73,7 +73,7 @@ def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit:
     def fill(folder: Path) -> None:
         for name, content in contents.items():
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
-        torch.save([_unpacked(state) for state in generators], folder / "rng.pt")
+        torch.save([torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in generators], folder / "rng.pt")
         if parts.model is not None and parts.optimizer is not None:
             save_weights(parts.model, folder / "model")
             torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
@@ -115,7 +115,7 @@ def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) ->
                 ) from error
         states = _tensors(stored.path / "rng.pt")
         if len(states) == comm.size:
-            _set_generators(states[comm.rank])
+            _set_generators(torch.load(io.BytesIO(states[comm.rank].numpy()), weights_only=True))
         else:
             seed_generators(seed, step=stored.step, rank=comm.rank)
 
@@ -129,33 +129,33 @@ def seed_generators(seed: int, *, step: int, rank: int) -> None:
 
 
 def _generator_states() -> dict[str, Any]:
+    """Return the states as tensors and plain numbers, which load without unpickling objects."""
     numbers = np.random.get_state(legacy=False)
+    version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
-        "numpy": {**numbers, "state": {k: v.tolist() if k == "key" else v for k, v in numbers["state"].items()}},
-        "python": random.getstate(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": torch.from_numpy(numbers["state"]["key"].astype(np.int64)),
+        "numpy_rest": [numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]],
+        "python": torch.tensor(words),
+        "python_rest": [version, gauss],
     }
 
 
 def _set_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"][0])
-    numbers = state["numpy"]
-    key = np.array(numbers["state"]["key"], np.uint32)
-    np.random.set_state({**numbers, "state": {**numbers["state"], "key": key}})
-    random.setstate(state["python"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    position, has_gauss, gauss = state["numpy_rest"]
+    np.random.set_state(("MT19937", state["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, gauss = state["python_rest"]
+    random.setstate((version, tuple(state["python"].tolist()), gauss))
 
 
 def _packed(state: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
-
-
-def _unpacked(state: bytes) -> Any:
-    return torch.load(io.BytesIO(state), weights_only=True)
 
 
 def _tensors(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from streamsft.comm import Comm, LocalComm
 from streamsft.metrics.aggregator import Aggregator
+from streamsft.metrics.sinks import Sink
 from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
@@ -47,7 +49,7 @@ def make_loader(
 ) -> Loader:
     comm = comm or LocalComm()
     sources = [TokenStore.from_rows(rows(count, number), name=f"s{number}") for number, count in enumerate((150, 60))]
-    packer = Packer(Interleave(sources, weights=list(weights), seed=seed), LENGTH, lookahead=64)
+    packer = Packer(Interleave(sources, weights=list(weights), seed=seed), LENGTH, lookahead=150)
     return Loader(
         packer,
         global_batch_size=batch,
@@ -64,7 +66,7 @@ class ListSink:
         self.records: list[tuple[int, dict[str, float]]] = []
         self.closed = 0
 
-    def write(self, step: int, time: float, metrics: dict[str, float]) -> None:
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         self.records.append((step, dict(metrics)))
 
     def rewind(self, step: int) -> None:
@@ -80,7 +82,7 @@ def run(
     model: str | torch.nn.Module = "none",
     *,
     loader: Loader | None = None,
-    sink: ListSink | None = None,
+    sink: ListSink | Callable[[], Sequence[Sink]] | None = None,
     comm: Comm | None = None,
     fresh: bool = False,
     **settings: Any,
@@ -96,7 +98,7 @@ def run(
         model,
         settings=TrainSettings(steps=steps, run_dir=run_dir, **chosen),
         aggregator=Aggregator(loader.sources, run_metrics=RUN_METRICS, comm=comm),
-        sinks=[sink] if sink is not None else [],
+        sinks=[sink] if isinstance(sink, ListSink) else sink or (),
         comm=comm,
         fresh=fresh,
         vocabulary=VOCABULARY,

@@ -56,7 +56,7 @@ def test_what_was_killed_half_way_is_ignored_and_cleaned(tmp_path: Path) -> None
     stored = checkpoints.newest()
     assert stored is not None
     assert stored.step == 50
-    checkpoints.clean(after=50)
+    checkpoints.clean(after=50, keep=2)
     assert names(tmp_path) == ["latest", "step-00000050"]
 
 
@@ -67,7 +67,7 @@ def test_killed_before_latest_was_replaced_the_older_one_counts(tmp_path: Path) 
     stored = Checkpoints(tmp_path).newest()
     assert stored is not None
     assert stored.step == 50
-    Checkpoints(tmp_path).clean(after=50)
+    Checkpoints(tmp_path).clean(after=50, keep=2)
     assert names(tmp_path) == ["latest", "step-00000050"]
     save(tmp_path, 100)
     assert names(tmp_path) == ["latest", "step-00000050", "step-00000100"]

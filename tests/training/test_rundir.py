@@ -15,7 +15,7 @@ MINE = {"seed": 7, "sequence_length": 64, "sources": {"a": ["ab12", 0.5], "b": [
 
 def test_an_empty_directory_begins_at_nothing_and_remembers_its_stream(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "runs" / "one")
-    assert directory.begin(MINE) is None
+    assert directory.begin(MINE, keep=2) is None
     directory.close()
     assert json.loads((tmp_path / "runs" / "one" / "run.json").read_text())["fingerprint"] == MINE
 
@@ -23,14 +23,14 @@ def test_an_empty_directory_begins_at_nothing_and_remembers_its_stream(tmp_path:
 @pytest.mark.parametrize("with_checkpoint", [False, True])
 def test_another_stream_is_refused_with_every_difference_and_both_values(tmp_path: Path, with_checkpoint: bool) -> None:
     directory = RunDirectory(tmp_path)
-    directory.begin({"seed": 7, "sources": {"a": ["ab12", 0.5]}})
+    directory.begin({"seed": 7, "sources": {"a": ["ab12", 0.5]}}, keep=2)
     if with_checkpoint:
         save(tmp_path, 50)  # its fingerprint is that of the stream above
         (tmp_path / "run.json").unlink()
     (tmp_path / "checkpoints" / ".partial-step-00000100").mkdir(parents=True)
     other = {"seed": 8, "sources": {"a": ["ab12", 0.25], "c": ["ef56", 0.75]}}
     with pytest.raises(RunError) as caught:
-        directory.begin(other)
+        directory.begin(other, keep=2)
     message = str(caught.value)
     assert str(tmp_path) in message
     assert "--fresh" in message
@@ -49,7 +49,7 @@ def test_fresh_moves_the_old_run_to_the_first_free_name(tmp_path: Path) -> None:
     for number in (None, "run.1", "run.2"):
         directory = RunDirectory(path, fresh=True)
         assert (directory.moved_to.name if directory.moved_to else None) == number
-        directory.begin({"seed": number})
+        directory.begin({"seed": number}, keep=2)
         directory.close()
     assert json.loads((tmp_path / "run.2" / "run.json").read_text())["fingerprint"] == {"seed": "run.1"}
 
@@ -87,4 +87,4 @@ def test_a_path_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_an_unreadable_record_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(RunError, match=r"run.json.*--fresh"):
-        RunDirectory(tmp_path).begin(MINE)
+        RunDirectory(tmp_path).begin(MINE, keep=2)

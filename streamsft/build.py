@@ -1,0 +1,318 @@
+"""From a config to objects: sources, mix, loader, metrics. `config` has checked what is said; this only builds."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
+
+from streamsft.comm import Comm
+from streamsft.config import Config, GroupConfig, SourceConfig
+from streamsft.encoders import Encoders
+from streamsft.errors import ConfigError
+from streamsft.metrics.aggregator import Aggregator
+from streamsft.metrics.metric import Metric
+from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from streamsft.sources.hub import HubDataset
+from streamsft.sources.store import TokenStore
+from streamsft.stream.interleave import Interleave
+from streamsft.stream.loader import Loader
+from streamsft.stream.packer import Packer
+from streamsft.text.readers import RawSource
+from streamsft.text.summary import SourceSummary
+from streamsft.text.tokenizing import tokenize
+from streamsft.training.settings import RUN_METRICS, TrainSettings
+from streamsft.types import Shard
+
+if TYPE_CHECKING:
+    from streamsft.text.jobs import Transform
+
+__all__ = [
+    "Built",
+    "Transforms",
+    "build",
+    "build_aggregator",
+    "build_mix",
+    "build_settings",
+    "build_sinks",
+    "build_source",
+    "drawn_sources",
+    "raw_source",
+]
+
+Transforms: TypeAlias = "Mapping[str, Transform]"
+
+_log = logging.getLogger(__name__)
+
+
+def all_sources(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
+    """Every source below `nodes`, by name."""
+    for name, node in nodes.items():
+        if isinstance(node, GroupConfig):
+            yield from all_sources(node.sources)
+        else:
+            yield name, node
+
+
+def drawn_sources(config: Config) -> dict[str, SourceConfig]:
+    """The sources that are drawn: those whose weight, and that of their groups, is not 0."""
+
+    def below(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
+        for name, node in nodes.items():
+            if node.weight == 0:
+                continue
+            if isinstance(node, GroupConfig):
+                yield from below(node.sources)
+            else:
+                yield name, node
+
+    return dict(below(config.mix.sources))
+
+
+def raw_source(source: SourceConfig) -> RawSource:
+    """What `source` reads its text from: paths, or a dataset of the hub."""
+    if source.hub is not None:
+        return HubDataset(
+            id=source.hub,
+            config=source.config,
+            split=source.split or "train",
+            revision=source.revision,
+            data_files=source.data_files,
+        )
+    assert source.path is not None, "a source has one of path, store and hub"
+    return source.path
+
+
+def cache_dir(config: Config) -> str | Literal[False] | None:
+    """The cache's folder; None is the usual one, False no cache."""
+    return config.cache.dir if config.cache else False
+
+
+def build_source(
+    name: str,
+    source: SourceConfig,
+    config: Config,
+    encoders: Encoders,
+    *,
+    transform: Transform | None = None,
+    processes: int | None = None,
+    progress: bool = False,
+    verify: bool = False,
+) -> TokenStore:
+    """Open the store of `source`, tokenizing it first if need be.
+
+    Raises:
+        StreamsftError: its files, its rows, the tokenizer or the store cannot be used.
+    """
+    if source.store is not None:
+        return TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
+    store = tokenize(
+        raw_source(source),
+        None if transform else encoders.of(source),
+        name=name,
+        transform=transform,
+        format=source.format,
+        columns=source.columns,
+        cache_dir=cache_dir(config),
+        processes=processes,
+        on_bad_row=source.on_bad_row,
+        progress=progress,
+    )
+    if verify and store.path is not None:
+        return TokenStore.open(store.path, name=name, verify=True)
+    return store
+
+
+def check_transforms(config: Config, transforms: Transforms) -> None:
+    """Refuse transforms that would have no effect.
+
+    Raises:
+        ConfigError: a transform is for a source that is not there, is a store, or has its format described too.
+    """
+    sources = dict(all_sources(config.mix.sources))
+    for name in transforms:
+        if name not in sources:
+            near = difflib.get_close_matches(name, sources, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the config has {', '.join(sources)}"
+            raise ConfigError(f"transforms: there is no source {name!r}; {hint}")
+        if sources[name].store is not None:
+            raise ConfigError(f"transforms: {name!r} is a store, which holds tokens already")
+        if set_too := {"format", "columns", "train_on"} & sources[name].model_fields_set:
+            raise ConfigError(
+                f"transforms: {name!r} is made into tokens by the function given, so {', '.join(sorted(set_too))} "
+                "in its config would have no effect; take it out"
+            )
+
+
+def build_mix(config: Config, stores: Mapping[str, TokenStore]) -> Interleave:
+    """The mix of `config` over the stores of its drawn sources. What has weight 0 is left out, and said."""
+
+    def node(name: str, nodes: Mapping[str, SourceConfig | GroupConfig]) -> Interleave:
+        children: list[Interleave | TokenStore] = []
+        weights: list[float] = []
+        for child, given in nodes.items():
+            if given.weight == 0:
+                _log.info("%s: weight 0, so it is never drawn nor opened", child)
+                continue
+            weights += [] if given.weight is None else [given.weight]
+            if isinstance(given, GroupConfig):
+                children.append(node(child, given.sources))
+            elif given.shuffle == "none":
+                children.append(stores[child].stream(seed=config.seed, shuffle=False))
+            else:
+                children.append(stores[child])
+        return Interleave(children, weights or None, name=name, seed=config.seed)
+
+    return node("mix", config.mix.sources)
+
+
+def build_packer(config: Config, mix: Interleave) -> Packer:
+    """The packer of `config` over its mix."""
+    packing = config.packing
+    return Packer(mix, config.sequence_length, lookahead=packing.lookahead, overflow=packing.overflow)
+
+
+def build_aggregator(config: Config, loader: Loader, metrics: Sequence[Metric], comm: Comm) -> Aggregator:
+    """What gathers the metrics of a run of `config`."""
+    return Aggregator(
+        loader.sources,
+        metrics,
+        {} if config.train.model == "none" else RUN_METRICS,
+        builtin=config.metrics.builtin,
+        prefix=config.metrics.prefix,
+        comm=comm,
+    )
+
+
+def build_settings(config: Config) -> TrainSettings:
+    """How to train.
+
+    Raises:
+        ConfigError: `train.steps` or `train.run_dir` is missing.
+    """
+    train = config.train
+    for key in ("steps", "run_dir"):
+        if getattr(train, key) is None:
+            raise ConfigError(f"train.{key}: missing: training needs it")
+    assert train.steps is not None
+    assert train.run_dir is not None
+    return TrainSettings(
+        steps=train.steps,
+        run_dir=Path(train.run_dir),
+        save_every=train.save_every,
+        keep=train.keep,
+        log_every=config.metrics.log_every,
+        micro_batch_size=config.loader.micro_batch_size,
+        lr=train.lr,
+        warmup=train.warmup,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        audit=train.audit,
+        seed=config.seed,
+    )
+
+
+def build_sinks(config: Config, *, quiet: bool = False) -> list[Sink]:
+    """Where the records of a run of `config` are written: metrics.jsonl, the console, and what the config adds."""
+    assert config.train.run_dir is not None
+    run_dir = Path(config.train.run_dir)
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl")]
+    if not quiet:
+        from streamsft.metrics.console import ConsoleSink
+
+        sinks.append(ConsoleSink(prefix=config.metrics.prefix))
+    for sink in dict.fromkeys(config.metrics.sinks):
+        match sink:
+            case "tensorboard":
+                sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+    return sinks
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A config's pipeline, ready to be iterated.
+
+    Attributes:
+        config: what it was built from.
+        encoders: the tokenizer and what encodes with it.
+        stores: the drawn sources, by name.
+        packer: the stage before the loader.
+        loader: this rank's batches.
+        metrics: the user's metrics.
+    """
+
+    config: Config
+    encoders: Encoders
+    stores: Mapping[str, TokenStore]
+    packer: Packer
+    loader: Loader
+    metrics: tuple[Metric, ...]
+
+    @property
+    def summaries(self) -> list[SourceSummary]:
+        """The size of each source."""
+        return [SourceSummary.of(store) for store in self.stores.values()]
+
+
+def build_stores(
+    config: Config,
+    encoders: Encoders,
+    *,
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    progress: bool = False,
+    verify: bool = False,
+) -> dict[str, TokenStore]:
+    """The stores of all drawn sources, tokenized where they are not in the cache yet.
+
+    Raises:
+        StreamsftError: a source, the tokenizer or a transform cannot be used.
+    """
+    transforms = transforms or {}
+    check_transforms(config, transforms)
+    return {
+        name: build_source(
+            name,
+            source,
+            config,
+            encoders,
+            transform=transforms.get(name),
+            processes=processes,
+            progress=progress,
+            verify=verify,
+        )
+        for name, source in drawn_sources(config).items()
+    }
+
+
+def build(
+    config: Config,
+    stores: Mapping[str, TokenStore],
+    encoders: Encoders,
+    *,
+    dp: Shard | None = None,
+    metrics: Iterable[Metric] = (),
+) -> Built:
+    """Build the pipeline of `config` over its stores, for the data-parallel rank `dp`.
+
+    Raises:
+        StreamsftError: a source has no row that could be drawn, or `dp` does not divide the global batch.
+    """
+    packer = build_packer(config, build_mix(config, stores))
+    metrics = tuple(metrics)
+    loader = Loader(
+        packer,
+        global_batch_size=config.loader.global_batch_size,
+        dp=dp,
+        workers=config.loader.workers,
+        start_method=config.loader.start_method,
+        background=config.loader.background,
+        metrics=metrics,
+        pad_id=encoders.pad_id,
+        tokenizer=encoders.tokenizer_hash,
+    )
+    return Built(config=config, encoders=encoders, stores=stores, packer=packer, loader=loader, metrics=metrics)

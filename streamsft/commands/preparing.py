@@ -1,0 +1,77 @@
+"""What several commands begin with: the stores of a config, made by one rank first, and what is in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from streamsft.build import Transforms, build_stores
+from streamsft.comm import Comm, agreeing, patient
+from streamsft.config import Config
+from streamsft.encoders import Encoders
+from streamsft.sources.store import TokenStore
+from streamsft.text.rejections import REJECTED_FILE
+from streamsft.text.summary import SourceSummary, summary_table
+
+__all__ = ["prepare_stores", "print_sources"]
+
+Stores = dict[str, TokenStore]
+
+
+def prepare_stores(
+    config: Config,
+    encoders: Encoders,
+    comm: Comm,
+    *,
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    verify: bool = False,
+) -> Stores:
+    """The stores of all drawn sources; collective.
+
+    On each machine one rank tokenizes and checks, while the others wait as long as it takes; then they open what it
+    made. Without a cache every rank tokenizes for itself.
+
+    Raises:
+        StreamsftError: on all ranks, if a source cannot be used on one of them.
+    """
+    first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
+
+    def make(*, first: bool) -> Stores:
+        return build_stores(
+            config,
+            encoders,
+            transforms=transforms,
+            processes=processes,
+            progress=comm.rank == 0,
+            verify=verify and first,
+        )
+
+    return _one_after_another(patient(comm), first, make)
+
+
+def _one_after_another(comm: Comm, first: bool, make: Callable[..., Stores]) -> Stores:
+    stores: Stores = {}
+    with agreeing(comm):
+        if first:
+            stores = make(first=True)
+    with agreeing(comm):
+        if not first:
+            stores = make(first=False)
+    return stores
+
+
+def print_sources(console: Console, stores: Mapping[str, TokenStore], *, places: bool = False) -> None:
+    """Print rows, tokens, lengths and rejections of each source, and where rejected rows are listed."""
+    console.print(summary_table([SourceSummary.of(store) for store in stores.values()]))
+    _print_lines(console, (f"{name}: {store.path}" for name, store in stores.items() if places and store.path))
+    listed = {name: Path(store.path) / REJECTED_FILE for name, store in stores.items() if store.path}
+    _print_lines(console, (f"{name}: rejected rows are in {file}" for name, file in listed.items() if file.exists()))
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""``streamsft preview``: what a config's stream is made of, before anything is trained on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from rich import box
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from streamsft.build import Built, Transforms, build
+from streamsft.comm import LocalComm
+from streamsft.commands.console import make_console
+from streamsft.commands.marked import LEGEND, mark, runs
+from streamsft.commands.preparing import prepare_stores, print_sources
+from streamsft.config import ConfigLike, load_config
+from streamsft.encoders import Encoders
+from streamsft.types import Pack, Sample
+
+__all__ = ["Survey", "preview"]
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """What the first packs of a stream hold.
+
+    Attributes:
+        samples: draws per source; the fragments of a split row are one.
+        tokens: tokens per source.
+        packs: packs seen.
+        slots: slots of these packs, in tokens.
+    """
+
+    samples: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    packs: int = 0
+    slots: int = 0
+
+    def add(self, pack: Pack) -> None:
+        """Count one more pack."""
+        self.packs += 1
+        self.slots += pack.sequence_length
+        for sample in pack.samples:
+            self.samples[sample.source] += sample.start == 0
+            self.tokens[sample.source] += len(sample)
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the slots that hold a token."""
+        return self.tokens.total() / max(1, self.slots)
+
+
+def preview(
+    config: ConfigLike,
+    *,
+    overrides: Iterable[str] = (),
+    transforms: Transforms | None = None,
+    packs: int = 2,
+    draws: int = 10_000,
+    console: Console | None = None,
+) -> Survey:
+    """Print a config's sources, its pipeline, the mix asked for and realised, and its first packs.
+
+    Args:
+        config: a file, a mapping, or a `Config`.
+        overrides: ``key.path=value`` texts laid over it.
+        transforms: source name → function from a row to ``input_ids`` and ``loss_mask``.
+        packs: how many packs to print.
+        draws: samples to draw for the realised mix and the packing efficiency.
+        console: where to print; standard output by default.
+
+    Returns:
+        What was drawn.
+
+    Raises:
+        StreamsftError: what can be mended.
+    """
+    console = console or make_console()
+    config = load_config(config, overrides, without_tokenizer=transforms or ())
+    encoders = Encoders(config)
+    stores = prepare_stores(config, encoders, LocalComm(), transforms=transforms)
+    built = build(config, stores, encoders)
+    print_sources(console, stores)
+    console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
+    survey, shown = _draw(built, packs, draws)
+    console.print(_mix_table(built, survey))
+    console.print(
+        f"packing: {survey.packs:,} packs of {config.sequence_length:,} slots, {survey.efficiency:.2%} of them filled",
+        highlight=False,
+    )
+    decode = encoders.backend.decode if encoders.backend is not None else _numbers
+    for number, pack in enumerate(shown):
+        _print_pack(console, number, pack, decode)
+    return survey
+
+
+def _draw(built: Built, packs: int, draws: int) -> tuple[Survey, list[Pack]]:
+    survey = Survey()
+    shown: list[Pack] = []
+    for pack in built.packer:
+        survey.add(pack)
+        if len(shown) < packs:
+            shown.append(pack)
+        if survey.samples.total() >= draws and len(shown) >= packs:
+            break
+    return survey, shown
+
+
+def _mix_table(built: Built, survey: Survey) -> Table:
+    table = Table(title=f"Mix over {survey.samples.total():,} draws", box=box.SIMPLE_HEAD)
+    table.add_column("source")
+    for heading in ("asked", "of samples", "of tokens", "samples", "tokens"):
+        table.add_column(heading, justify="right")
+    samples, tokens = max(1, survey.samples.total()), max(1, survey.tokens.total())
+    for source in built.loader.sources:
+        drawn, read = survey.samples[source.name], survey.tokens[source.name]
+        table.add_row(
+            "/".join((*source.groups[1:], source.name)),
+            f"{source.weight:.2%}",
+            f"{drawn / samples:.2%}",
+            f"{read / tokens:.2%}",
+            f"{drawn:,}",
+            f"{read:,}",
+        )
+    return table
+
+
+def _print_pack(console: Console, number: int, pack: Pack, decode: Decode) -> None:
+    padding = pack.sequence_length - pack.tokens
+    title = f"pack {number}: {len(pack.samples)} documents, {pack.tokens:,} tokens, {padding:,} padding"
+    console.print()
+    console.print(Rule(title, characters="═"))
+    console.print("Documents are bordered; ", mark(console, [(LEGEND, True)]), " tokens stand out.", sep="")
+    for sample in pack.samples:
+        _print_document(console, sample, decode)
+
+
+def _print_document(console: Console, sample: Sample, decode: Decode) -> None:
+    mask = sample.loss_mask.copy()
+    mask[:1] = False  # the first token of a document has no context to be predicted from
+    piece = f" from token {sample.start}" if sample.start else ""
+    where = f"{sample.source}:{sample.row}{piece}, pass {sample.pass_index}"
+    title = f"{where}, {len(sample):,} tokens, {mask.sum():,} {LEGEND}"
+    console.print(Rule(title, align="left"))
+    console.print(mark(console, runs(sample.input_ids, mask, decode)), soft_wrap=True, highlight=False)
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids)) + " "

@@ -1,0 +1,49 @@
+"""``streamsft tokenize``: all sources of a config into the cache, ahead of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from streamsft.build import Transforms
+from streamsft.comm import LocalComm
+from streamsft.commands.console import make_console
+from streamsft.commands.preparing import prepare_stores, print_sources
+from streamsft.config import ConfigLike, load_config
+from streamsft.encoders import Encoders
+from streamsft.sources.store import TokenStore
+
+__all__ = ["tokenize"]
+
+
+def tokenize(
+    config: ConfigLike,
+    *,
+    overrides: Iterable[str] = (),
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    verify: bool = False,
+    console: Console | None = None,
+) -> dict[str, TokenStore]:
+    """Tokenize every source that `config` draws from, where the cache does not have it yet, and print what is in them.
+
+    Args:
+        config: a file, a mapping, or a `Config`.
+        overrides: ``key.path=value`` texts laid over it.
+        transforms: source name → function from a row to ``input_ids`` and ``loss_mask``, or to None to leave it out.
+        processes: processes that tokenize; by default one per core.
+        verify: read the stores whole and compare their checksums.
+        console: where to print; standard output by default.
+
+    Returns:
+        The stores, by name.
+
+    Raises:
+        StreamsftError: what can be mended.
+    """
+    config = load_config(config, overrides, without_tokenizer=transforms or ())
+    encoders = Encoders(config)
+    stores = prepare_stores(config, encoders, LocalComm(), transforms=transforms, processes=processes, verify=verify)
+    print_sources(console or make_console(), stores, places=True)
+    return stores

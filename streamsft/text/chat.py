@@ -1,0 +1,258 @@
+"""Rows of chats to token ids and loss masks.
+
+``ChatTokenizer`` renders a conversation once with the tokenizer's own template, encodes the text once, and
+supervises the characters that the model is to write, up to and including the mark that ends a turn. What cannot
+be masked with certainty is rejected with a reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, final, get_args
+
+import numpy as np
+
+from streamsft.errors import ConfigError, TokenizerError
+from streamsft.text.backend import Backend, load_tokenizer
+from streamsft.text.checks import probe
+from streamsft.text.conversation import Conversation, RowRejected
+from streamsft.text.formats import Parser, detect_format, parser
+from streamsft.text.masks import Encoded, mask_of
+from streamsft.text.rendering import Rendered, Renderer, TrainOn
+from streamsft.text.template import DEFAULT_DATE, ChatTemplate
+from streamsft.types import Bools, Int32s
+
+__all__ = ["CODE_VERSION", "ChatTokenizer", "Encoded", "Rendered", "load_tokenizer"]
+
+CODE_VERSION: Final = 1
+"""Raised whenever the same row and settings give other tokens or masks than before."""
+
+
+@final
+class ChatTokenizer:
+    """Turns conversations into tokens with loss masks. Can be pickled; needs no `transformers` once built.
+
+    Args:
+        tokenizer: a fast tokenizer of `transformers`, or the folder or hub id of one.
+        train_on: ``assistant`` supervises every turn of the assistant, ``last_assistant`` the last one, and
+            ``everything`` all tokens. Messages flagged 0 are left out.
+        chat_template: the text of a Jinja template, or a path to one, in place of the tokenizer's.
+        chat_template_kwargs: further variables for the template, such as ``enable_thinking``.
+        date: ISO date told to templates that read the clock.
+        format: format of the rows that are given to calls; by default detected.
+        columns: their column mapping.
+
+    Raises:
+        TokenizerError: the tokenizer or its template cannot be used; see `streamsft.text.checks.probe`.
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        train_on: TrainOn = "assistant",
+        chat_template: str | os.PathLike[str] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        date: str | None = None,
+        format: str | None = None,  # noqa: A002
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        if train_on not in get_args(TrainOn):
+            raise ConfigError(f"train_on: {train_on!r} is not one of {', '.join(get_args(TrainOn))}")
+        self.train_on = train_on
+        self._format = format
+        self._columns = dict(columns or {})
+        self._parsers: dict[tuple[str, ...], Parser] = {}
+        if format is not None:
+            parser(format, columns)
+        if isinstance(tokenizer, (str, os.PathLike)):
+            tokenizer = load_tokenizer(tokenizer)
+        self._backend = Backend.of(tokenizer)
+        sources = _template_sources(self._backend, chat_template)
+        constants = {**self._backend.special, **(chat_template_kwargs or {})}
+        templates = {name: ChatTemplate(source, constants, date or DEFAULT_DATE) for name, source in sources.items()}
+        probed = {name: probe(template, self._backend) for name, template in templates.items()}
+        self._renderers = {name: Renderer(templates[name], probed[name], train_on) for name in templates}
+        facts = probed["default"]
+        self._prefix = [self._backend.bos_id] if facts.prepends_bos else []
+        self._control = np.zeros(self._backend.vocab_size, dtype=np.bool_)
+        self._control[list(facts.control)] = True
+        self._pattern = facts.pattern
+        self.end_mark = facts.edges.end
+        self.fingerprint = self._digest(sources, chat_template_kwargs, date)
+        self._check_end()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parsers": {}}
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Hex digest of the tokenizer's full state."""
+        return self._backend.digest
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the tokenizer's end-of-sequence token, None if it has none."""
+        return self._backend.eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the tokenizer's beginning-of-sequence token, None if it has none."""
+        return self._backend.bos_id
+
+    @property
+    def pad_id(self) -> int:
+        """Id to pad with: the tokenizer's own, else its end token, else 0. Padding is never attended to."""
+        backend = self._backend
+        return next((token for token in (backend.pad_id, backend.eos_id) if token is not None), 0)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return len(self._control)
+
+    def decode(self, ids: Sequence[int] | Int32s) -> str:
+        """The text of `ids`, special tokens included."""
+        return self._backend.decode([int(token) for token in ids])
+
+    def render(self, conversation: Conversation) -> Rendered:
+        """The text of `conversation` and its supervised character ranges.
+
+        Raises:
+            RowRejected: it cannot be used.
+        """
+        with_tools = conversation.tools is not None and "tool_use" in self._renderers
+        return self._renderers["tool_use" if with_tools else "default"].render(conversation)
+
+    def encode(self, conversations: Sequence[Conversation | RowRejected]) -> list[Encoded | RowRejected]:
+        """Tokens and masks of `conversations`, in order; what is rejected comes back as the exception.
+
+        One call encodes all texts at once, so larger batches are faster; 100 to 1,000 conversations are enough.
+        """
+        results: list[Encoded | RowRejected] = []
+        rendered: list[Rendered] = []
+        places: list[int] = []
+        for conversation in conversations:
+            if isinstance(conversation, RowRejected):
+                results.append(conversation)
+                continue
+            try:
+                rendered.append(self.render(conversation))
+            except RowRejected as rejected:
+                results.append(rejected)
+            else:
+                places.append(len(results))
+                results.append(_PENDING)
+        encodings = self._backend.encode([item.text for item in rendered])
+        for place, item, encoding in zip(places, rendered, encodings, strict=True):
+            results[place] = self._masked(item, encoding)
+        return results
+
+    def encode_rows(self, rows: Sequence[Mapping[str, Any]], parse: Parser) -> list[Encoded | RowRejected]:
+        """`encode` what `parse` makes of `rows`."""
+        conversations: list[Conversation | RowRejected] = []
+        for row in rows:
+            try:
+                conversations.append(parse(row))
+            except RowRejected as rejected:
+                conversations.append(rejected)
+        return self.encode(conversations)
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Int32s | Bools]:
+        """``{"input_ids": int32[n], "loss_mask": bool[n]}`` of one row, for `map` and for streaming sources.
+
+        Raises:
+            RowRejected: the row cannot be used.
+            DataError: the row has none of the known formats, and none was named.
+        """
+        key = tuple(row)
+        parse = self._parsers.get(key)
+        if parse is None:
+            name = self._format or detect_format([row], self._columns)
+            parse = parser(name, self._columns)
+            if len(self._parsers) < 256:
+                self._parsers[key] = parse
+        result = self.encode([parse(row)])[0]
+        if isinstance(result, RowRejected):
+            raise result
+        return {"input_ids": result.input_ids, "loss_mask": result.loss_mask}
+
+    def _masked(self, item: Rendered, encoding: Any) -> Encoded | RowRejected:
+        ids = np.array(encoding.ids, dtype=np.int32)
+        controls = int(np.count_nonzero(self._control[ids]))
+        if controls != item.controls:
+            return self._spelled(item, controls)
+        mask, seams = mask_of(encoding, len(ids), item.spans, self._backend.added)
+        if self._prefix:
+            ids = np.concatenate([np.array(self._prefix, dtype=np.int32), ids])
+            mask = np.concatenate([np.array([self.train_on == "everything"]), mask])
+        if not mask[1:].any():
+            return RowRejected("nothing_supervised", f"none of the {len(ids)} tokens is supervised")
+        return Encoded(input_ids=ids, loss_mask=mask, seams=seams)
+
+    def _spelled(self, item: Rendered, controls: int) -> RowRejected:
+        names = sorted(set(self._pattern.findall(item.text)))
+        return RowRejected(
+            "control_token_in_text",
+            f"{controls} control tokens where the template writes {item.controls}; in the text are {', '.join(names)}",
+        )
+
+    def _check_end(self) -> None:
+        """Encode one exchange and see that what ends it is supervised."""
+        exchange = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        result = self.encode([Conversation(exchange)])[0]
+        if isinstance(result, RowRejected):
+            raise TokenizerError(f"the chat template cannot be used to train: {result.detail} ({result.reason})")
+        supervised = self.decode(result.input_ids[result.loss_mask])
+        if self.end_mark.strip() not in supervised or "Hello" not in supervised:
+            raise TokenizerError(
+                f"of an assistant's turn 'Hello' the chat template lets {supervised!r} be trained on, without its text "
+                f"or its end {self.end_mark!r}; correct its generation marks or remove them"
+            )
+
+    def _digest(self, sources: Mapping[str, str], kwargs: Mapping[str, Any] | None, date: str | None) -> str:
+        try:
+            settings = json.dumps(
+                {
+                    "code": CODE_VERSION,
+                    "tokenizer": self.tokenizer_hash,
+                    "templates": dict(sources),
+                    "kwargs": dict(kwargs or {}),
+                    "date": date or DEFAULT_DATE,
+                    "train_on": self.train_on,
+                    "format": self._format,
+                    "columns": self._columns,
+                },
+                sort_keys=True,
+                allow_nan=False,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"text.chat_template_kwargs must be plain values such as JSON has: {error}") from error
+        return hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
+
+
+_PENDING: Final = RowRejected("bad_row", "not encoded yet")
+
+
+def _template_sources(backend: Backend, given: str | os.PathLike[str] | None) -> dict[str, str]:
+    """The texts of the templates in use, ``default`` and perhaps ``tool_use``."""
+    if given is not None:
+        if isinstance(given, str) and ("{{" in given or "{%" in given):
+            return {"default": given}
+        try:
+            return {"default": Path(given).read_text(encoding="utf-8")}
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"text.chat_template: {os.fspath(given)!r} is neither a Jinja template nor a readable file ({error})"
+            ) from error
+    sources = {name: text for name, text in backend.templates.items() if name in ("default", "tool_use")}
+    if "default" not in sources:
+        raise TokenizerError(
+            "the tokenizer has no chat template; give one with text.chat_template, or use the tokenizer of a chat model"
+        )
+    return sources

@@ -1,0 +1,155 @@
+"""Tokenizing a whole source, once: from raw rows to a token store that is cached by content.
+
+The cache is a folder of token stores, each named by its `cache_key`: a digest of everything that
+decides the tokens. A store appears there whole or not at all; any number of processes may want, make
+and read the same one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from streamsft.errors import ConfigError, DataError
+from streamsft.sources.filehash import HashMemory
+from streamsft.sources.rawrows import BadRow, RowReader
+from streamsft.sources.store import TokenStore
+from streamsft.text.cachekey import cache_key, default_cache_dir, find_cached
+from streamsft.text.filling import Filling, bad_row_error
+from streamsft.text.formats import FORMATS, detect_format, parser
+from streamsft.text.identity import identity
+from streamsft.text.jobs import TRANSFORM_REASON, ChatJob, Transform, TransformJob, decode_columns
+from streamsft.text.progress import Progress, reporting
+from streamsft.text.readers import RawSource, open_reader
+from streamsft.text.rejections import REJECTED_FILE, Rejections, read_rejections
+from streamsft.text.workers import map_ordered
+from streamsft.types import check_name
+
+if TYPE_CHECKING:
+    from streamsft.text.chat import ChatTokenizer
+
+__all__ = ["detect_source_format", "tokenize"]
+
+
+def tokenize(
+    source: RawSource,
+    chat: ChatTokenizer | None = None,
+    *,
+    name: str,
+    transform: Transform | None = None,
+    format: str | None = None,  # noqa: A002
+    columns: Mapping[str, str] | None = None,
+    cache_dir: str | os.PathLike[str] | Literal[False] | None = None,
+    processes: int | None = None,
+    on_bad_row: Literal["skip", "error"] = "skip",
+    rejected_path: str | os.PathLike[str] | None = None,
+    progress: bool | Progress = False,
+) -> TokenStore:
+    """Tokenize a source, or find it in the cache.
+
+    The store holds the accepted rows untruncated and in input order. The result is a function of the
+    content of the source and of the settings of `chat`, `format` and `columns` (or of `transform`) alone:
+    not of paths, processes or the cache. Memory use does not grow with the source, save with ``cache_dir=False``.
+
+    Args:
+        source: a path, glob, folder or a list of these, a `HubDataset`, a `datasets.Dataset`, or a list of dicts.
+        chat: renders and encodes conversations.
+        name: the source's name.
+        transform: used instead of `chat`: a function from a row (a dict) to a mapping with ``input_ids`` and
+            ``loss_mask``, or to None to leave it out. Its source text or `version` attribute enters the cache key.
+        format: one of `FORMATS`; detected from the first rows by default.
+        columns: from a name in the format to the file's own name of that column.
+        cache_dir: folder of the cache, by default `default_cache_dir`; False keeps the store in memory.
+        processes: worker processes; 1 works in this one; by default as many as there are cores, once the
+            source turns out not to be small.
+        on_bad_row: ``skip`` leaves bad rows out, counted by reason and listed in ``rejected.jsonl`` in the
+            store's folder; ``error`` stops at the first.
+        rejected_path: with ``cache_dir=False``, where to list rejected rows; by default they are only counted.
+        progress: True draws a bar on standard error; a function is called with (done, total) instead.
+
+    Raises:
+        ConfigError: an argument is wrong or missing, or a function cannot be identified or sent to a process.
+        DataError: a file cannot be found or read, a transform failed, or a row is bad with ``on_bad_row="error"``.
+        EmptySourceError: there are no rows, or all were rejected.
+        StoreError: the store cannot be written (the disk is full, say); nothing is published then.
+    """
+    check_name(name)
+    _check(chat, transform, format, columns, processes, on_bad_row)
+    root = None if cache_dir is False else Path(cache_dir or default_cache_dir())
+    reader = open_reader(source, memory=None if root is None else HashMemory(root / "hashes"))
+    encoder = identity(transform, f"source {name}: transform") if transform else _chat(chat).fingerprint
+    key = cache_key(reader.content_key(), encoder, format=format, columns=columns)
+    path = None if root is None else root / "stores" / key
+    if path is not None and (cached := find_cached(path, name)) is not None:
+        if on_bad_row == "error":
+            _refuse_rejected(cached)
+        return cached
+    job: ChatJob | TransformJob
+    if transform is not None:
+        job = TransformJob(transform, name, reader.files)
+    else:
+        job = ChatJob(_chat(chat), format or detect_source_format(reader, name, columns or {}), dict(columns or {}))
+    with TokenStore.writer(path, name=name, files=reader.files) as writer:
+        place = Path(rejected_path) if rejected_path else None
+        if writer.directory is not None:
+            place = writer.directory / REJECTED_FILE
+        with Rejections(name, place) as rejections, reporting(progress, name, reader.size) as advance:
+            filling = Filling(writer, rejections, name=name, files=reader.files, stop_at_bad=on_bad_row == "error")
+            for chunk, encoded in map_ordered(job, reader.chunks(), processes, what=f"source {name}"):
+                filling.add(chunk, encoded)
+                advance(chunk.read)
+        filling.check_not_empty()
+        return writer.close(
+            rejected=rejections.counts,
+            key=key,
+            tokenizer="" if chat is None else chat.tokenizer_hash,
+            extra={"format": getattr(job, "format", None), "first_rejected": rejections.first},
+        )
+
+
+def _check(
+    chat: ChatTokenizer | None,
+    transform: Transform | None,
+    format: str | None,  # noqa: A002
+    columns: Mapping[str, str] | None,
+    processes: int | None,
+    on_bad_row: str,
+) -> None:
+    if chat is None and transform is None:
+        raise ConfigError("tokenize needs a tokenizer (chat) or a transform")
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"transform: a {type(transform).__name__} is no function")
+    if format is not None:
+        parser(format, columns)
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes: {processes}; give 1 or more, or leave it out")
+    if on_bad_row not in ("skip", "error"):
+        raise ConfigError(f"on_bad_row: {on_bad_row!r}; use skip or error")
+
+
+def _chat(chat: ChatTokenizer | None) -> ChatTokenizer:
+    assert chat is not None  # `_check` has seen to it
+    return chat
+
+
+def detect_source_format(reader: RowReader, name: str, columns: Mapping[str, str]) -> str:
+    """The format of the first readable rows; any where there are none, for then all rows are rejected."""
+    for chunk in reader.chunks():
+        rows = [decode_columns(row.value, columns) for row in chunk.rows() if not isinstance(row.value, BadRow)]
+        if rows:
+            try:
+                return detect_format(rows, columns)
+            except DataError as error:
+                raise DataError(f"source {name}: {reader.files[chunk.file]}: {error}") from error
+    return FORMATS[0]
+
+
+def _refuse_rejected(store: TokenStore) -> None:
+    """Raises DataError if rows that are bad were left out of a cached store."""
+    assert store.path is not None
+    for record in read_rejections(store.path):
+        if record["reason"] != TRANSFORM_REASON:
+            place = f"{record['file']}:{record['file_row'] if record['line'] is None else record['line']}"
+            raise bad_row_error(store.name, place, record["reason"], record["detail"])

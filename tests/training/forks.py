@@ -1,0 +1,52 @@
+"""Runs in forked processes, which may be killed at any access to the file system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+__all__ = ["in_fork"]
+
+_CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "open")
+
+
+def in_fork(function: Callable[[], object], *, below: Path | None = None, kill_at: int | None = None) -> int:
+    """Call `function` in a fork of this process and return its exit status: 0, or -9 if it was killed.
+
+    Args:
+        below: a directory.
+        kill_at: number, from 1, of the file operation below that directory at which the process is killed with
+            SIGKILL, before it takes effect.
+    """
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        torch.set_num_threads(1)  # the threads of the parent are not here
+        if below is not None and kill_at is not None:
+            _kill_at(kill_at, str(below))
+        os.fsync = lambda handle: None  # type: ignore[assignment]  # slow, and killing a process needs none
+        function()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _kill_at(number: int, prefix: str) -> None:
+    left = number
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event in _CHANGES and arguments and str(arguments[0]).startswith(prefix):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
