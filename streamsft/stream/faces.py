@@ -189,6 +189,8 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
 
     def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
         plan = self.plan(shard.count)
+        if plan.scheduled:
+            raise ConfigError(f"{self.name}: weights by step need a Loader, which counts steps")
         state = None if position is None else LaneState.from_json(position, plan, self.name)
         self._lane = Lane(plan, shard.index, state)
 
@@ -232,9 +234,7 @@ class SourceStream(InfiniteDataset[Sample]):
         self.seed = seed
         self.shuffle = shuffle
         usable, dropped = usable_rows(source, None)
-        self._leaf = Leaf(
-            source=source, share=1.0, weight=None, groups=(), shuffle=shuffle, usable=usable, dropped=dropped
-        )
+        self._leaf = Leaf(source=source, share=1.0, shuffle=shuffle, usable=usable, dropped=dropped)
         self._drawn = 0
 
     @property

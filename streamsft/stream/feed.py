@@ -94,7 +94,7 @@ class Feed:
         self._taken = 0
         self._rest: Iterator[RawRow] | None = None
         self._refused: Counter[str] = Counter()
-        self._barren = self._start.pass_index
+        self._fruitful = self._start.pass_index - 1  # the last pass that gave an accepted row
         self._order: tuple[int, Any] = (-1, None)
         if self._before.taken:
             self._open_block()
@@ -134,7 +134,7 @@ class Feed:
             if isinstance(result, Refused) or reason:
                 self._refused[reason] += 1
                 continue
-            self._barren = self._start.pass_index
+            self._fruitful = self._start.pass_index
             self._rows.append(
                 FedRow(
                     input_ids=result.input_ids,
@@ -203,7 +203,7 @@ class Feed:
         self._next = FeedState(self._next.pass_index, place, position)
 
     def _start_pass(self, number: int) -> None:
-        if number - self._barren >= self._lanes:
+        if number - 1 - self._fruitful >= self._lanes:
             reasons = (
                 ", ".join(f"{count} {reason}" for reason, count in sorted(self._refused.items())) or "no rows at all"
             )

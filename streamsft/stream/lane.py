@@ -27,6 +27,8 @@ class LaneState:
         drawn: draws of each source before it.
         emitted: packs of the open window that were given out; less than the window holds.
         feeds: where each streaming source stands at the window's start, in the order of names.
+        basis: step whose weights `due` is measured by, if weights change with the step.
+        opened: step that the open window's first pack was given to, whose weights it was drawn by; 0 before that.
     """
 
     window: int
@@ -34,11 +36,22 @@ class LaneState:
     drawn: tuple[int, ...]
     emitted: int
     feeds: tuple[FeedState, ...] = ()
+    basis: int = 0
+    opened: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain JSON values."""
-        state = {"window": self.window, "due": list(self.due), "drawn": list(self.drawn), "emitted": self.emitted}
-        return {**state, "feeds": [list(feed) for feed in self.feeds]} if self.feeds else state
+        state: dict[str, Any] = {
+            "window": self.window,
+            "due": list(self.due),
+            "drawn": list(self.drawn),
+            "emitted": self.emitted,
+        }
+        if self.feeds:
+            state["feeds"] = [list(feed) for feed in self.feeds]
+        if self.basis or self.opened:
+            state["steps"] = [self.basis, self.opened]
+        return state
 
     @classmethod
     def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
@@ -51,7 +64,8 @@ class LaneState:
             window, emitted = value["window"], value["emitted"]
             due, drawn = tuple(value["due"]), tuple(value["drawn"])
             feeds = tuple(FeedState(*feed) for feed in value.get("feeds", ()))
-        except (KeyError, TypeError) as error:
+            basis, opened = value.get("steps", (0, 0))
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
         sources = len(plan.leaves)
         if len(due) != sources or len(drawn) != sources or len(feeds) != len(plan.streaming):
@@ -68,7 +82,7 @@ class LaneState:
         ]
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
-        return cls(window=window, due=due, drawn=drawn, emitted=emitted, feeds=feeds)
+        return cls(window=window, due=due, drawn=drawn, emitted=emitted, feeds=feeds, basis=basis, opened=opened)
 
     @classmethod
     def start(cls, plan: Plan, lane: int) -> LaneState:
@@ -76,7 +90,7 @@ class LaneState:
         sources = len(plan.leaves)
         return cls(
             window=0,
-            due=tuple(plan.first_due(lane).tolist()),
+            due=tuple(plan.first_due(lane, 0).tolist()),
             drawn=(0,) * sources,
             emitted=0,
             feeds=(FeedState(),) * len(plan.streaming),
@@ -99,18 +113,19 @@ class Lane:
         self._state = state or LaneState.start(plan, number)
         self._feeds = plan.feeds(number, self._state.drawn, self._state.feeds)
         self._open: Window | None = None
+        self._opened = self._state.opened
 
     @property
     def state(self) -> LaneState:
         """Where the lane stands behind the last pack taken, in its one canonical form."""
         return self._state
 
-    def take(self, count: int) -> Documents:
-        """The documents of the next `count` packs, packs numbered from 0."""
+    def take(self, count: int, step: int = 0) -> Documents:
+        """The documents of the next `count` packs, which go to `step`; packs numbered from 0."""
         self._forget()
         parts: list[tuple[Documents, int]] = []
         while count:
-            window = self._window()
+            window = self._window(step)
             start = self._state.emitted
             stop = min(window.packs, start + count)
             parts.append((window.documents.packs(start, stop), stop - start))
@@ -134,11 +149,14 @@ class Lane:
         for at, feed in self._feeds.items():
             feed.forget(self._state.drawn[at])
 
-    def _window(self) -> Window:
+    def _window(self, step: int = 0) -> Window:
         if self._open is None:
             state = self._state
+            if self.plan.scheduled:
+                state = self._weighed(state, state.opened or step)
+                self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
-            self._open = self.plan.window(self.number, state.window, due, drawn, self._feeds)
+            self._open = self.plan.window(self.number, state.window, due, drawn, self._feeds, state.opened)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "
@@ -146,9 +164,16 @@ class Lane:
                 )
         return self._open
 
+    def _weighed(self, state: LaneState, step: int) -> LaneState:
+        """The state with due times by the weights of `step`."""
+        due = self.plan.schedule(step).rescaled(
+            np.array(state.due, np.int64), self.plan.schedule(state.basis), self.plan.first_due(self.number, step)
+        )
+        return replace(state, due=tuple(due.tolist()), opened=step)
+
     def _advance(self, window: Window, emitted: int) -> None:
         if emitted < window.packs:
-            self._state = replace(self._state, emitted=emitted)
+            self._state = replace(self._state, emitted=emitted, opened=self._opened)
             return
         drawn = tuple(window.drawn.tolist())
         self._state = LaneState(
@@ -157,6 +182,7 @@ class Lane:
             drawn=drawn,
             emitted=0,
             feeds=tuple(feed.state(drawn[at]) for at, feed in self._feeds.items()),
+            basis=self._opened,
         )
         self._open = None
 

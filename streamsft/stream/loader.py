@@ -73,7 +73,7 @@ class Loader:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
-        streams = any(leaf.streams for leaf in packer.leaves)
+        streams = any(leaf.streams for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
         self.topology = Topology(
             global_batch_size=global_batch_size,

@@ -14,7 +14,7 @@ from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Overflow, Packing
-from streamsft.stream.plan import Documents, Leaf, Plan
+from streamsft.stream.plan import Documents, Plan
 from streamsft.types import Pack, Sample, Shard
 
 __all__ = ["Packer"]
@@ -58,7 +58,7 @@ class Packer(LaneDataset[Pack]):
             mix = Interleave([mix], [1.0], seed=mix.seed if isinstance(mix, SourceStream) else 0)
         self.mix = whole(mix, "Packer")
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
-        self.leaves: list[Leaf] = mix.leaves(self.packing)
+        self.mixture = mix.mixture(self.packing)
         self._warn_of_small_windows()
 
     @property
@@ -69,10 +69,10 @@ class Packer(LaneDataset[Pack]):
     def info(self) -> Info:
         how = f"best-fit over {self.packing.window:,} draws" if self.packing.best_fit else "next-fit in draw order"
         detail = f"{self.packing.sequence_length:,} slots, {how}, overflow: {self.packing.overflow}"
-        return Info(self.name, detail, None, (self.mix.tree(self.leaves),))
+        return Info(self.name, detail, None, (self.mix.tree(self.mixture.leaves),))
 
     def plan(self, lanes: int = 1) -> Plan:
-        return Plan(self.leaves, seed=self.mix.seed, packing=self.packing, lanes=lanes)
+        return Plan(self.mixture, seed=self.mix.seed, packing=self.packing, lanes=lanes)
 
     def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Pack]:
         found: list[list[Sample]] = [[] for _ in range(packs)]
@@ -84,14 +84,14 @@ class Packer(LaneDataset[Pack]):
         if not self.packing.best_fit:
             return
         limit = self.packing.sequence_length
-        if any(leaf.streams for leaf in self.leaves):
+        if any(leaf.streams for leaf in self.mixture.leaves):
             return  # lengths are unknown until they are read
         cut = limit if self.packing.overflow == "truncate" else np.iinfo(np.int32).max
         means = []
-        for leaf in self.leaves:
+        for leaf in self.mixture.leaves:
             lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
             means.append(float(np.minimum(lengths, cut).mean()))
-        packs = self.packing.window * float(np.dot([leaf.share for leaf in self.leaves], means)) / limit
+        packs = self.packing.window * float(np.dot([leaf.share for leaf in self.mixture.leaves], means)) / limit
         if packs < _FEW_PACKS:
             logger.warning(
                 "packing: a window of %d draws fills only about %.0f packs of %d slots, which leaves the packer little "

@@ -13,9 +13,10 @@ from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.draws import Schedule
+from streamsft.stream.draws import Schedule, Unit
 from streamsft.stream.feed import Feed, FeedState
 from streamsft.stream.packing import Packing
+from streamsft.stream.weights import WeightTree
 from streamsft.types import Bools, Ints
 
 __all__ = ["Documents", "Leaf", "Plan", "Window"]
@@ -28,8 +29,7 @@ class Leaf:
 
     Attributes:
         source: where the rows are.
-        share: its part of the draws of the whole mix, in (0, 1].
-        weight: its weight as given, for messages and state; None if in proportion to rows.
+        share: its part of the draws of the whole mix, in [0, 1]; with weights by step, that at the start.
         groups: names of the mixes it is in, outermost first.
         shuffle: whether each pass has an order of its own, or the order of the input.
         usable: stored rows that can be drawn, ascending, int64[m]; None where all can.
@@ -37,9 +37,8 @@ class Leaf:
     """
 
     source: Source | StreamingSource
-    share: float
-    weight: float | None
-    groups: tuple[str, ...]
+    share: float = 0.0
+    groups: tuple[str, ...] = ()
     shuffle: bool = True
     usable: Ints | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -153,6 +152,16 @@ class Documents(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixture:
+    """What is mixed: the sources that are ever drawn, in the order of their names; their weights; what these count."""
+
+    leaves: tuple[Leaf, ...]
+    weights: WeightTree
+    unit: Unit = "samples"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
     """The packs of one window, and where the lane stands behind it; `due` and `drawn` are int64[sources]."""
 
@@ -161,6 +170,8 @@ class Window:
     due: Ints
     drawn: Ints
 
+
+_USUAL, _LONGEST = 1024, np.iinfo(np.int32).max
 
 Feeds = Mapping[int, Feed]
 """Cursors over the streaming sources of one lane, by leaf number."""
@@ -171,7 +182,7 @@ class Plan:
     """The order of a mix: a pure function of seed, names, shares, lengths and packing.
 
     Args:
-        leaves: the sources with a share above 0, in the order of their names.
+        mixture: the sources and their weights.
         seed: seed of every random choice.
         packing: how documents are packed; None leaves each document its own pack.
         window: draws per window when `packing` is None.
@@ -181,23 +192,44 @@ class Plan:
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], *, seed: int, packing: Packing | None, window: int = 1024, lanes: int = 1
+        self, mixture: Mixture, *, seed: int, packing: Packing | None, window: int = 1024, lanes: int = 1
     ) -> None:
-        self.leaves = tuple(leaves)
+        self.mixture = mixture
+        self.leaves = mixture.leaves
         self.seed = seed
         self.packing = packing
         self.draws = packing.window if packing else window
         self.lanes = lanes
-        self.names = [leaf.name for leaf in leaves]
-        self.schedule = Schedule([leaf.share for leaf in leaves])
-        self.streaming = [at for at, leaf in enumerate(leaves) if leaf.streams]
-        self._rows = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
-        self._in_order = np.array([not leaf.shuffle for leaf in leaves])
+        self.names = [leaf.name for leaf in self.leaves]
+        self.scheduled = mixture.weights.scheduled
+        self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
+        self._rows = np.array([leaf.rows or 1 for leaf in self.leaves], np.int64)
+        self._in_order = np.array([not leaf.shuffle for leaf in self.leaves])
         self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
+        self._schedules: dict[int, Schedule] = {}
 
-    def first_due(self, lane: int) -> Ints:
-        """Due times before the first draw of `lane`, int64[sources]."""
-        return self.schedule.phases(self.seed, self.names, lane)
+    def schedule(self, step: int) -> Schedule:
+        """The scheduling of draws by the weights at a step."""
+        step = step if self.scheduled else 0
+        if step not in self._schedules:
+            shares = self.mixture.weights.shares(step)
+            self._schedules = {step: Schedule([shares[name] for name in self.names], self.mixture.unit)}
+        return self._schedules[step]
+
+    def first_due(self, lane: int, step: int) -> Ints:
+        """Due times before the first draw of `lane` under the weights of a step, int64[sources]."""
+        costs = [1] * len(self.leaves)
+        if self.mixture.unit == "tokens":
+            costs = [self._usual_length(leaf) for leaf in self.leaves]
+        return self.schedule(step).phases(self.seed, self.names, lane, costs)
+
+    def _usual_length(self, leaf: Leaf) -> int:
+        """Tokens that a draw takes or so: how far apart lanes should start."""
+        limit = self.packing.sequence_length if self.packing else None
+        if leaf.streams:
+            return max(1, (limit or _USUAL) // 4)
+        lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
+        return max(1, int(np.minimum(lengths, limit or _LONGEST).sum(dtype=np.int64)) // len(lengths))
 
     def feeds(self, lane: int, drawn: Sequence[int], states: Sequence[FeedState] | None = None) -> Feeds:
         """Cursors over the streaming sources of `lane`, by leaf number.
@@ -220,12 +252,12 @@ class Plan:
             for place, at in enumerate(self.streaming)
         }
 
-    def window(self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds) -> Window:
+    def window(self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds, step: int = 0) -> Window:
         """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each).
 
-        Rows of streaming sources are read, from `feeds`, as far as they are drawn.
+        Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
         """
-        draws = self.schedule.draw(due, drawn, self.draws)
+        draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
         found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)
         found = found.take(shuffled(key, len(draws.source)))
@@ -308,3 +340,34 @@ class Plan:
             pack = shuffled(key, packs)[pack]
         order = np.argsort(pack, kind="stable")
         return documents._replace(pack=pack).take(order), packs
+
+
+@final
+class _Costs:
+    """Tokens that each draw of a lane takes in its packs, looked up for some draws of a source at a time."""
+
+    def __init__(self, plan: Plan, lane: int, feeds: Feeds) -> None:
+        self._plan = plan
+        self._lane = lane
+        self._feeds = feeds
+        self._known: dict[int, tuple[int, list[int]]] = {}
+
+    def of(self, leaf: int, number: int) -> int:
+        """Tokens of draw `number` of a leaf."""
+        first, costs = self._known.get(leaf, (0, []))
+        if not first <= number < first + len(costs):
+            count = 1 if leaf in self._feeds else _COSTS_AHEAD  # a streaming source is not read ahead
+            first, costs = number, self._look_up(leaf, number, count)
+            self._known[leaf] = first, costs
+        return costs[number - first]
+
+    def _look_up(self, leaf: int, first: int, count: int) -> list[int]:
+        numbers = np.arange(first, first + count)
+        found = self._plan._located(self._lane, np.full(count, leaf), numbers, self._feeds)
+        cut = self._plan._cut(found, self._feeds)
+        costs = np.zeros(count, np.int64)
+        np.add.at(costs, np.cumsum(cut.first) - 1, cut.length)
+        return costs.tolist()
+
+
+_COSTS_AHEAD = 64

@@ -23,7 +23,10 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         entry: list[Any] = [leaf.source.fingerprint[:_DIGEST], leaf.share]
         sources[leaf.name] = entry if leaf.shuffle else [*entry, "none"]
     packing: Mapping[str, Any] = plan.packing.describe() if plan.packing else {"window": plan.draws}
-    return {"seed": plan.seed, **packing, "sources": sources}
+    mixed: dict[str, Any] = {"unit": plan.mixture.unit}
+    if plan.scheduled:
+        mixed["schedules"] = plan.mixture.weights.schedules()
+    return {"seed": plan.seed, **packing, **mixed, "sources": sources}
 
 
 def flattened(value: Any, path: str = "") -> dict[str, Any]:

@@ -154,7 +154,7 @@ class StepPlanner:
         for place, number in enumerate(topology.group(self.step - 1)):
             start, stop = topology.share(place)
             if start < stop:
-                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step)
+                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step, self.step)
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         return StepPlan(step=self.step, documents=Documents.join(parts), packs=topology.packs, lanes=states)
