@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import StateError
-from streamsft.stream.feed import FeedState
+from streamsft.stream.feed import Feed, FeedState
 from streamsft.stream.plan import Documents, Plan, Window
 from streamsft.types import Bools, Int32s, Ints
 
@@ -29,6 +29,7 @@ class LaneState:
         feeds: where each streaming source stands at the window's start, in the order of names.
         basis: step whose weights `due` is measured by, if weights change with the step.
         opened: step that the open window's first pack was given to, whose weights it was drawn by; 0 before that.
+        before_edit: whether the open window was begun under the mix that the last edit replaced.
     """
 
     window: int
@@ -38,6 +39,7 @@ class LaneState:
     feeds: tuple[FeedState, ...] = ()
     basis: int = 0
     opened: int = 0
+    before_edit: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain JSON values."""
@@ -51,6 +53,8 @@ class LaneState:
             state["feeds"] = [list(feed) for feed in self.feeds]
         if self.basis or self.opened:
             state["steps"] = [self.basis, self.opened]
+        if self.before_edit:
+            state["before_edit"] = True
         return state
 
     @classmethod
@@ -65,6 +69,7 @@ class LaneState:
             due, drawn = tuple(value["due"]), tuple(value["drawn"])
             feeds = tuple(FeedState(*feed) for feed in value.get("feeds", ()))
             basis, opened = value.get("steps", (0, 0))
+            before_edit = bool(value.get("before_edit", False))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
         sources = len(plan.leaves)
@@ -82,7 +87,16 @@ class LaneState:
         ]
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
-        return cls(window=window, due=due, drawn=drawn, emitted=emitted, feeds=feeds, basis=basis, opened=opened)
+        return cls(
+            window=window,
+            due=due,
+            drawn=drawn,
+            emitted=emitted,
+            feeds=feeds,
+            basis=basis,
+            opened=opened,
+            before_edit=before_edit,
+        )
 
     @classmethod
     def start(cls, plan: Plan, lane: int) -> LaneState:
@@ -96,6 +110,25 @@ class LaneState:
             feeds=(FeedState(),) * len(plan.streaming),
         )
 
+    def moved(self, before: Plan, after: Plan, lane: int) -> LaneState:
+        """The state at a window's border under another mix of the same seed, packing and lanes.
+
+        Sources that both have go on where they stand, their waits measured by the new weights. Others start.
+        """
+        start = LaneState.start(after, lane)
+        old, new = before.schedule(self.basis).stride.tolist(), after.schedule(self.basis).stride.tolist()
+        due, drawn, feeds = list(start.due), list(start.drawn), list(start.feeds)
+        for at, leaf in enumerate(after.leaves):
+            known = before.same(leaf)
+            if known is None:
+                continue
+            drawn[at] = self.drawn[known]
+            if old[known] and new[at]:
+                due[at] = self.due[known] * new[at] // old[known]
+            if leaf.streams:
+                feeds[after.streaming.index(at)] = self.feeds[before.streaming.index(known)]
+        return replace(self, due=tuple(due), drawn=tuple(drawn), feeds=tuple(feeds), before_edit=False)
+
 
 @final
 class Lane:
@@ -105,15 +138,22 @@ class Lane:
         plan: what is drawn.
         number: which of the plan's lanes.
         state: where to go on; None starts.
+        before: the plan that an edit of the mix has replaced, which the open window is finished under.
     """
 
-    def __init__(self, plan: Plan, number: int, state: LaneState | None = None) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, number: int, state: LaneState | None = None, before: Plan | None = None) -> None:
         self.number = number
         self._state = state or LaneState.start(plan, number)
-        self._feeds = plan.feeds(number, self._state.drawn, self._state.feeds)
+        self._next = plan
+        self.plan = plan
+        self._feeds: dict[int, Feed] = {}
+        if self._state.before_edit:
+            assert before is not None
+            self.plan = before
+        self._open_feeds()
         self._open: Window | None = None
         self._opened = self._state.opened
+        self._change_mix()
 
     @property
     def state(self) -> LaneState:
@@ -146,8 +186,27 @@ class Lane:
 
     def _forget(self) -> None:
         """Drop the rows of windows that are closed; those of the last call of `take` were needed until now."""
-        for at, feed in self._feeds.items():
-            feed.forget(self._state.drawn[at])
+        used = {number: at for at, number in enumerate(self.plan.numbers)}
+        self._feeds = {number: feed for number, feed in self._feeds.items() if number in used}
+        for number, feed in self._feeds.items():
+            feed.forget(self._state.drawn[used[number]])
+
+    def _open_feeds(self) -> None:
+        """Stand in the streaming sources of the plan where the state says, unless the lane does already."""
+        opened = self.plan.feeds(self.number, self._state.drawn, self._state.feeds)
+        for at, feed in opened.items():
+            self._feeds.setdefault(self.plan.numbers[at], feed)
+
+    def _change_mix(self) -> None:
+        """At a window's border, go over to the plan that an edit has set."""
+        if self.plan is not self._next and not self._state.emitted:
+            self._state = self._state.moved(self.plan, self._next, self.number)
+            self.plan = self._next
+            self._open_feeds()
+
+    def _streaming(self) -> dict[int, Feed]:
+        """The cursors over the plan's streaming sources, by leaf number."""
+        return {at: self._feeds[self.plan.numbers[at]] for at in self.plan.streaming}
 
     def _window(self, step: int = 0) -> Window:
         if self._open is None:
@@ -156,7 +215,7 @@ class Lane:
                 state = self._weighed(state, state.opened or step)
                 self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
-            self._open = self.plan.window(self.number, state.window, due, drawn, self._feeds, state.opened)
+            self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "
@@ -181,19 +240,21 @@ class Lane:
             due=tuple(window.due.tolist()),
             drawn=drawn,
             emitted=0,
-            feeds=tuple(feed.state(drawn[at]) for at, feed in self._feeds.items()),
+            feeds=tuple(feed.state(drawn[at]) for at, feed in self._streaming().items()),
             basis=self._opened,
+            before_edit=self._state.before_edit,
         )
         self._open = None
+        self._change_mix()
 
-    def read(self, leaf: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+    def read(self, number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
         """Ids (int32[n] each) and masks (bool[n] each) of rows that the last call of `take` or `rest` named.
 
         Args:
-            leaf: number of the leaf.
+            number: number of the source.
             stored: the rows, as in `Documents`.
         """
-        if leaf not in self._feeds:
-            return self.plan.leaves[leaf].indexed.read(stored)
-        rows = self._feeds[leaf].rows((stored // self.plan.lanes).tolist())
+        if number not in self._feeds:
+            return self.plan.leaves[self.plan.numbers.index(number)].indexed.read(stored)
+        rows = self._feeds[number].rows((stored // self.plan.lanes).tolist())
         return [row.input_ids for row in rows], [row.loss_mask for row in rows]

@@ -14,8 +14,8 @@ from streamsft import errors
 from streamsft.errors import MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.lane import LaneState
-from streamsft.stream.plan import Documents, Plan
-from streamsft.stream.steps import StepPlan
+from streamsft.stream.plan import Documents
+from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
 __all__ = ["DocumentTable", "RawBatch", "Valued", "error_to_bytes", "materialize", "read_documents", "samples"]
@@ -124,7 +124,7 @@ class RawBatch:
         return b"".join([text, *(array.tobytes() for array in arrays)])
 
     @classmethod
-    def from_bytes(cls, data: bytes, plan: Plan) -> RawBatch:
+    def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
         """Read what `to_bytes` or `error_to_bytes` wrote in this run; the arrays are read-only views of `data`.
 
         Raises:
@@ -142,6 +142,7 @@ class RawBatch:
             at += array.nbytes
             return array
 
+        lanes = header["lanes"].items()
         return cls(
             step=header["step"],
             packs=header["packs"],
@@ -149,7 +150,9 @@ class RawBatch:
             values={name: next_array(np.float64, documents) for name in header["values"]},
             ids=next_array(np.int32, tokens),
             labelled=next_array(np.bool_, tokens),
-            lanes={int(n): LaneState.from_json(lane, plan, f"lane {n}") for n, lane in header["lanes"].items()},
+            lanes={
+                int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
+            },
         )
 
 

@@ -201,6 +201,8 @@ class Plan:
         self.draws = packing.window if packing else window
         self.lanes = lanes
         self.names = [leaf.name for leaf in self.leaves]
+        self.numbers = list(range(len(self.leaves)))
+        """By which number documents name each leaf; another plan's leaves may stand beside them."""
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
         self._rows = np.array([leaf.rows or 1 for leaf in self.leaves], np.int64)
@@ -222,6 +224,11 @@ class Plan:
         if self.mixture.unit == "tokens":
             costs = [self._usual_length(leaf) for leaf in self.leaves]
         return self.schedule(step).phases(self.seed, self.names, lane, costs)
+
+    def same(self, leaf: Leaf) -> int | None:
+        """Number of the leaf that has the name and contents of `leaf`, which is another plan's; None without one."""
+        at = self.names.index(leaf.name) if leaf.name in self.names else None
+        return at if at is not None and self.leaves[at].source.fingerprint == leaf.source.fingerprint else None
 
     def _usual_length(self, leaf: Leaf) -> int:
         """Tokens that a draw takes or so: how far apart lanes should start."""
@@ -262,6 +269,7 @@ class Plan:
         key = derive_key(self.seed, "window", lane, number)
         found = found.take(shuffled(key, len(draws.source)))
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
+        documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
@@ -356,12 +364,21 @@ class _Costs:
         """Tokens of draw `number` of a leaf."""
         first, costs = self._known.get(leaf, (0, []))
         if not first <= number < first + len(costs):
-            count = 1 if leaf in self._feeds else _COSTS_AHEAD  # a streaming source is not read ahead
-            first, costs = number, self._look_up(leaf, number, count)
+            if leaf in self._feeds and (whole := self._uncut(leaf, number)):
+                return whole
+            first, costs = number, self._look_up(leaf, number)
             self._known[leaf] = first, costs
         return costs[number - first]
 
-    def _look_up(self, leaf: int, first: int, count: int) -> list[int]:
+    def _uncut(self, leaf: int, number: int) -> int:
+        """Tokens of a streamed row; 0 if it must be cut up to tell."""
+        length, packing = len(self._feeds[leaf].rows([number])[0].input_ids), self._plan.packing
+        if packing is None or length <= packing.sequence_length:
+            return length
+        return 0 if packing.overflow == "split" else packing.sequence_length
+
+    def _look_up(self, leaf: int, first: int) -> list[int]:
+        count = 1 if leaf in self._feeds else _COSTS_AHEAD  # a streaming source is not read ahead
         numbers = np.arange(first, first + count)
         found = self._plan._located(self._lane, np.full(count, leaf), numbers, self._feeds)
         cut = self._plan._cut(found, self._feeds)
