@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from streamsft.errors import ConfigError
-from streamsft.order.keys import derive_key
+from streamsft.order.keys import derive_key, hash64
 from streamsft.types import Ints
 
-__all__ = ["SMALLEST_SHARE", "Schedule", "check_weights", "normalized", "rounded_share"]
+__all__ = ["SMALLEST_SHARE", "Schedule", "check_weights", "mixed", "normalized", "rounded_share"]
 
 SCALE = 1 << 32  # due times per draw of the whole mix; rounding costs a source one draw in 2**32
+_BLOCK = 256  # draws permuted together: ten thousand successive ones then hold every share within half a point
 SMALLEST_SHARE = 1e-8  # keeps the due times of a window inside int64
 
 
@@ -48,8 +49,17 @@ def normalized(weights: Sequence[float]) -> list[float]:
 
 
 def rounded_share(share: float) -> float:
-    """The share to nine digits, which is what a mix is drawn by: short in a state, and off by a draw in 10**9."""
-    return float(f"{share:.9g}")
+    """The share to ten digits, which is what a mix is drawn by: short in a state, and off by one draw in 2 * 10**9."""
+    return float(f"{share:.10g}")
+
+
+def mixed(key: int, count: int) -> Ints:
+    """Numbers of `count` draws in a keyed order without the rhythm of stride scheduling, int64[count].
+
+    Blocks are permuted one by one, so that a source keeps its share over any stretch, not only over windows.
+    """
+    number = np.arange(count)
+    return np.lexsort((hash64(key, number), number // _BLOCK))
 
 
 class Drawn(NamedTuple):

@@ -12,7 +12,7 @@ from streamsft.errors import DataError, EmptySourceError
 from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
-from streamsft.stream.draws import Schedule
+from streamsft.stream.draws import Schedule, mixed
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Ints
 
@@ -201,8 +201,8 @@ class Plan:
         draws = self.schedule.draw(due, drawn, self.draws)
         source, stored, pass_index = self._locate(lane, draws.source, draws.number)
         key = derive_key(self.seed, "window", lane, number)
-        mixed = shuffled(key, len(source))
-        documents = self._documents(source[mixed], stored[mixed], pass_index[mixed])
+        order = mixed(key, len(source))
+        documents = self._documents(source[order], stored[order], pass_index[order])
         documents, packs = self._packed(documents, derive_key(key, "packs"))
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
 
