@@ -84,6 +84,9 @@ class Interleave(LaneDataset[Sample]):
         if self.weights is not None:
             by_name = {child.name: weight for child, weight in zip(self.children, self.weights, strict=True)}
         check_weights(by_name, f"mix {name!r}")
+        for child_name, weight in by_name.items():
+            if weight == 0:
+                logger.info("%s: weight 0, so it is never drawn nor opened", child_name)
         _check_names(self)
 
     @property
@@ -129,8 +132,8 @@ class Interleave(LaneDataset[Sample]):
         for child, weight, part in zip(self.children, given, normalized(given), strict=True):
             inside = (*groups, self.name)
             if not weight:
-                logger.info("%s: weight 0, so it is never drawn nor opened", child.name)
-            elif isinstance(child, Interleave):
+                continue
+            if isinstance(child, Interleave):
                 yield from child._leaves(share * part, inside, packing, rows)
             else:
                 self._row_count(child, packing, rows)
