@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamsft.build import Transforms, build, build_aggregator, build_settings, build_sinks
+from streamsft.build import build, build_aggregator, build_settings, build_sinks
+from streamsft.build_sources import Transforms
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_stores, print_sources
