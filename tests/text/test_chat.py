@@ -206,6 +206,17 @@ def test_a_turn_that_calls_a_tool_ends_with_the_mark_that_the_template_gives_it(
     ]
 
 
+def test_a_template_without_a_text_before_the_model_begins_shows_where_it_calls_tools() -> None:
+    using = chat(made.BRACKETS)
+    assert supervised(using, _tool_chat({"t": 1})) == [
+        '[CALLS] [{"name": "f", "arguments": {"t": 1}}]</s>',
+        "4.</s>",
+    ]
+    assert reason(using, [U, V, A]) == "template_error"
+    twice = _tool_chat({"t": 1})[:3] + _tool_chat({"t": 2})[1:]
+    assert reason(using, twice) == "span_not_found"  # after a result no plain turn shows where this one begins
+
+
 def test_tools_are_rendered_or_their_absence_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert '"name": "g"' in chat(made.THINKING).render(Conversation([U, A], TOOLS)).text
     silent = ChatTokenizer(made.bpe())
