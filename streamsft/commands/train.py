@@ -73,7 +73,6 @@ def _train(
     with agreeing(comm):
         built = build(config, stores, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
         aggregator = build_aggregator(config, built.loader, metrics, comm)
-        sinks = build_sinks(config, quiet=quiet) if comm.rank == 0 else []
     if comm.rank == 0 and not quiet:
         console = make_console()
         print_sources(console, stores)
@@ -83,7 +82,7 @@ def _train(
         config.train.model,
         settings=settings,
         aggregator=aggregator,
-        sinks=sinks,
+        sinks=lambda: build_sinks(config, quiet=quiet),
         comm=comm,
         fresh=fresh,
         vocabulary=encoders.vocabulary,
