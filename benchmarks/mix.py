@@ -3,7 +3,7 @@
     python benchmarks/mix.py [--json] [--quick]
 
 A million draws of mixes of 3 to 200 sources, in the order that the mix gives them out. At every window's end a source
-of share w among S may be off by 2 + 2 · w · √S draws; over any 10,000 draws in a row its share may be off by 0.5 points.
+of share w among S may be off by 2 + 2 · w · √S draws; over any 10,000 draws in a row its share by 0.5 points.
 """
 
 from __future__ import annotations

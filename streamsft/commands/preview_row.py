@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from streamsft.build import Transforms, all_sources, raw_source
+from streamsft.build_sources import Transforms, all_sources, raw_source
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from streamsft.build import Transforms
+from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_stores, print_sources

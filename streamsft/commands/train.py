@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from streamsft.build import Transforms, build, build_aggregator, build_settings, build_sinks
+from streamsft.build import build, build_aggregator, build_settings, build_sinks
+from streamsft.build_sources import Transforms
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_stores, print_sources
@@ -72,7 +73,6 @@ def _train(
     with agreeing(comm):
         built = build(config, stores, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
         aggregator = build_aggregator(config, built.loader, metrics, comm)
-        sinks = build_sinks(config, quiet=quiet) if comm.rank == 0 else []
     if comm.rank == 0 and not quiet:
         console = make_console()
         print_sources(console, stores)
@@ -82,7 +82,7 @@ def _train(
         config.train.model,
         settings=settings,
         aggregator=aggregator,
-        sinks=sinks,
+        sinks=lambda: build_sinks(config, quiet=quiet),
         comm=comm,
         fresh=fresh,
         vocabulary=encoders.vocabulary,

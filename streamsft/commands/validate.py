@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from streamsft.build import Transforms, check_transforms, drawn_sources
+from streamsft.build_sources import Transforms, check_transforms, drawn_sources
 from streamsft.commands.console import make_console
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
 from streamsft.encoders import Encoders

@@ -27,6 +27,8 @@ FORMATS = {
     ".tsv": "tsv",
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_SAVED_DATASET = frozenset({"state.json", "dataset_info.json"})  # beside the .arrow files of Dataset.save_to_disk
+_STORE_FILE = "streamsft.json"
 _COMPRESSIBLE = frozenset({"jsonl", "json", "csv", "tsv"})
 
 
@@ -56,7 +58,7 @@ def find_files(paths: Paths) -> tuple[RawFile, ...]:
     """List the files that `paths` stands for, in the order given; globs and folders in sorted order.
 
     Folders are searched to any depth. In folders and globs, hidden files and files of other kinds are
-    passed over.
+    passed over, and so is what describes a dataset that was saved with `save_to_disk`.
 
     Raises:
         DataError: nothing is there, or nothing that can be read.
@@ -96,8 +98,11 @@ def _walk(folder: str) -> Iterator[str]:
             folders.clear()
             continue
         visited.add(real)
+        if _STORE_FILE in files:
+            raise DataError(f"{parent}: is a token store; give it as `store`, not as `path`")
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(parent, name) for name in files if not name.startswith("."))
+        ignored = _SAVED_DATASET if set(files) >= _SAVED_DATASET else frozenset()
+        yield from (os.path.join(parent, name) for name in files if name not in ignored and not name.startswith("."))
 
 
 def _known(files: list[str], what: str) -> list[str]:

@@ -93,6 +93,9 @@ class Interleave(LaneDataset[Sample]):
         by_name = {child.name: weight for child, weight in zip(self.children, given, strict=True)}
         checked = check_weights(by_name, f"mix {name!r}")
         self.weights: list[Weight] | None = None if checked is None else list(checked.values())
+        for child_name, weight in (checked or {}).items():
+            if not ever_drawn(weight):
+                logger.info("%s: weight 0, so it is never drawn nor opened", child_name)
         _check_names(self)
 
     @property
@@ -144,8 +147,8 @@ class Interleave(LaneDataset[Sample]):
         below: list[tuple[WeightTree, Weight]] = []
         for child, weight in zip(self.children, weights, strict=True):
             if not ever_drawn(weight):
-                logger.info("%s: weight 0, so it is never drawn nor opened", child.name)
-            elif isinstance(child, Interleave):
+                continue
+            if isinstance(child, Interleave):
                 below.append((child._gathered(inside, packing, rows, leaves), weight))
             else:
                 below.append((WeightTree(child.name), weight))

@@ -13,7 +13,7 @@ from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.draws import Schedule, Unit
+from streamsft.stream.draws import Schedule, Unit, mixed
 from streamsft.stream.feed import Feed, FeedState
 from streamsft.stream.packing import Packing
 from streamsft.stream.weights import WeightTree
@@ -267,7 +267,7 @@ class Plan:
         draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
         found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)
-        found = found.take(shuffled(key, len(draws.source)))
+        found = found.take(mixed(key, len(draws.source)))
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)

@@ -117,8 +117,8 @@ def normalized(weights: Sequence[float]) -> list[float]:
 
 
 def rounded_share(share: float) -> float:
-    """The share to nine digits, which is what a mix is drawn by: short in a state, and off by a draw in 10**9."""
-    return float(f"{share:.9g}")
+    """The share to ten digits, which is what a mix is drawn by: short in a state, and off by one draw in 2 * 10**9."""
+    return float(f"{share:.10g}")
 
 
 @final

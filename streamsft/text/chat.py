@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from streamsft.text.template import DEFAULT_DATE, ChatTemplate
 from streamsft.types import Bools, Int32s
 
 __all__ = ["CODE_VERSION", "ChatTokenizer", "Encoded", "Rendered", "load_tokenizer"]
+
+_log = logging.getLogger(__name__)
 
 CODE_VERSION: Final = 1
 """Raised whenever the same row and settings give other tokens or masks than before."""
@@ -79,6 +82,8 @@ class ChatTokenizer:
         probed = {name: probe(template, self._backend) for name, template in templates.items()}
         self._renderers = {name: Renderer(templates[name], probed[name], train_on) for name in templates}
         facts = probed["default"]
+        if date is None and templates["default"].reads_clock:
+            _log.info("the chat template reads the clock and is told %s; set text.date for another day", DEFAULT_DATE)
         self._prefix = [self._backend.bos_id] if facts.prepends_bos else []
         self._control = np.zeros(self._backend.vocab_size, dtype=np.bool_)
         self._control[list(facts.control)] = True
@@ -203,16 +208,21 @@ class ChatTokenizer:
         )
 
     def _check_end(self) -> None:
-        """Encode one exchange and see that what ends it is supervised."""
-        exchange = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-        result = self.encode([Conversation(exchange)])[0]
+        """Render and encode an exchange and see that the answer and what ends it are supervised, and nothing else."""
+        exchange = Conversation([{"role": "user", "content": "Qui?"}, {"role": "assistant", "content": "Hello"}])
+        result = self.encode([exchange])[0]
         if isinstance(result, RowRejected):
-            raise TokenizerError(f"the chat template cannot be used to train: {result.detail} ({result.reason})")
-        supervised = self.decode(result.input_ids[result.loss_mask])
-        if self.end_mark.strip() not in supervised or "Hello" not in supervised:
             raise TokenizerError(
-                f"of an assistant's turn 'Hello' the chat template lets {supervised!r} be trained on, without its text "
-                f"or its end {self.end_mark!r}; correct its generation marks or remove them"
+                f"with this chat template an exchange as plain as can be is rejected ({result}); correct its "
+                "generation marks, or give another with text.chat_template"
+            )
+        rendered = self.render(exchange)
+        supervised = "".join(rendered.text[start:stop] for start, stop in rendered.spans)
+        question = "Qui?" in supervised and self.train_on != "everything"
+        if "Hello" not in supervised or self.end_mark not in supervised or question:
+            raise TokenizerError(
+                f"of 'Qui?' and the answer 'Hello' the chat template lets {supervised!r} be trained on, where the "
+                f"answer and its end {self.end_mark!r} should be; correct its generation marks or remove them"
             )
 
     def _digest(self, sources: Mapping[str, str], kwargs: Mapping[str, Any] | None, date: str | None) -> str:

@@ -33,17 +33,22 @@ REASONS: Mapping[str, str] = MappingProxyType(
 """Every reason for which a row can be rejected, with what it means."""
 
 
+_LONGEST = 400
+
+
 @final
 class RowRejected(Exception):  # noqa: N818
     """A row cannot be used. Not an error of the program: rows are rejected one by one, counted and listed.
 
     Attributes:
         reason: one of the keys of `REASONS`.
-        detail: what exactly was found, in one line.
+        detail: what exactly was found, in one line that can be written to any file.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
         assert reason in REASONS, reason
+        detail = " ".join(detail.encode("utf-8", "backslashreplace").decode().split())
+        detail = detail if len(detail) <= _LONGEST else f"{detail[:_LONGEST]}..."
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail

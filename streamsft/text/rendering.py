@@ -21,7 +21,7 @@ __all__ = ["Rendered", "Renderer", "TrainOn"]
 TrainOn = Literal["assistant", "last_assistant", "everything"]
 Spans = list[tuple[int, int]]
 
-_KEPT_SHAPES: Final = 4096
+_KEPT_CHARACTERS: Final = 4_000_000  # of shapes, in each process; beyond it they are forgotten and made again
 _log = logging.getLogger(__name__)
 
 
@@ -50,10 +50,11 @@ class Renderer:
         self._facts = facts
         self._train_on = train_on
         self._shapes: dict[tuple[str, ...] | bytes, Shape | RowRejected] = {}
+        self._kept = 0
         self._said_tools = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shapes": {}}
+        return {**self.__dict__, "_shapes": {}, "_kept": 0}
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render `conversation` once and say what is supervised.
@@ -151,9 +152,11 @@ class Renderer:
             try:
                 known = self._make_shape(messages, replaced, tools, word)
             except RowRejected as rejected:
-                known = rejected
-            if len(self._shapes) >= _KEPT_SHAPES:
+                known = RowRejected(rejected.reason, rejected.detail)  # without the traceback, which holds the row
+            self._kept += 200 * (1 + len(messages)) + (known.characters if isinstance(known, Shape) else 0)
+            if self._kept > _KEPT_CHARACTERS:
                 self._shapes.clear()
+                self._kept = 0
             self._shapes[key] = known
         if isinstance(known, RowRejected):
             raise RowRejected(known.reason, known.detail)

@@ -84,6 +84,12 @@ class Shape:
     between: tuple[tuple[str | int, ...], ...]
     controls: int
 
+    @property
+    def characters(self) -> int:
+        """How much text is kept here."""
+        pieces = (part for group in self.between for part in group if isinstance(part, str))
+        return sum(map(len, self.pieces)) + sum(map(len, pieces))
+
 
 def sentinel_word(text: str, word: str = "qsentinelq") -> str:
     """A word of letters that does not occur in `text`."""

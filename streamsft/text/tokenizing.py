@@ -121,6 +121,10 @@ def _check(
         raise ConfigError("tokenize needs a tokenizer (chat) or a transform")
     if transform is not None and not callable(transform):
         raise ConfigError(f"transform: a {type(transform).__name__} is no function")
+    if transform is not None and (format or columns):
+        raise ConfigError(
+            "format and columns have no effect on a transform, which gets rows as they are; leave them out"
+        )
     if format is not None:
         parser(format, columns)
     if processes is not None and processes < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import signal
 import sys
@@ -19,6 +20,7 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     try:
         job = pickle.loads(connection.recv_bytes())
+        gc.freeze()  # the job stays; looking through its tokenizer again and again costs time
         while True:
             connection.send_bytes(pickle.dumps(_attempt(job, connection.recv_bytes()), protocol=5))
     except (EOFError, BrokenPipeError, ConnectionResetError):

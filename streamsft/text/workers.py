@@ -98,6 +98,8 @@ class _Pickler(pickle.Pickler):
 
 def _pickled(job: object) -> bytes:
     """`job` as bytes; raises _NotPortableError."""
+    if os.name != "posix":
+        raise _NotPortableError("worker processes need a POSIX system")
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=5).dump(job)

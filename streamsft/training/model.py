@@ -27,9 +27,11 @@ _log = logging.getLogger(__name__)
 _WEIGHTS = "weights.pt"
 
 
-def pick_device(local_rank: int = 0) -> torch.device:
-    """Return the GPU of this process, or the CPU where there is none."""
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+def pick_device() -> torch.device:
+    """Return the current GPU of this process (`streamsft.comm.connect` sets it), or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def model_kind(model: torch.nn.Module | str) -> str:

@@ -14,19 +14,19 @@ BUCKET_BYTES = 64 << 20
 """Gradients travel in flat pieces of about this many bytes: large enough to fill the links, small to hold twice."""
 
 
-def sum_gradients(parameters: Iterable[torch.nn.Parameter], comm: Comm) -> None:
-    """Replace each gradient by its sum over the ranks; a rank that has none adds zeros."""
+def sum_gradients(parameters: Sequence[torch.nn.Parameter], comm: Comm) -> None:
+    """Replace each gradient by its sum over the ranks. A missing one counts, and becomes, zeros on every rank."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     if comm.size == 1:
         return
     for bucket in _buckets(parameters):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         sum_tensors(comm, [flat])
-        pieces = torch.split(flat, [p.numel() for p in bucket])
-        for parameter, piece in zip(bucket, pieces, strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(piece.view_as(parameter))
+        for gradient, piece in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
 
 
 def broadcast_weights(model: torch.nn.Module, comm: Comm) -> None:

@@ -87,6 +87,8 @@ class RunDirectory:
         if theirs is not None:
             self._refuse_other(theirs, fingerprint)
         checkpoints.clean(after=stored.step if stored is not None else 0, keep=keep)
+        if record is None and stored is None:
+            self._refuse_unmarked()
         if record is None:
             text = json.dumps({"version": _VERSION, "fingerprint": dict(fingerprint)}, indent=1)
             write_file(self.path / "run.json", text.encode())
@@ -107,6 +109,15 @@ class RunDirectory:
         if not isinstance(record, dict) or record.get("version") != _VERSION:
             raise RunError(f"{path}: not a run of format version {_VERSION}; start over with --fresh")
         return record
+
+    def _refuse_unmarked(self) -> None:
+        """Refuse files that would be rewound although no run of ours wrote them: ours begins with its `run.json`."""
+        found = [name for name in ("metrics.jsonl", "audit") if (self.path / name).exists()]
+        if any((self.path / name).stat().st_size for name in found):
+            raise RunError(
+                f"run directory {self.path} has {' and '.join(found)}, but no run.json: it is not a run that can be "
+                "gone on with; choose another train.run_dir, or move it aside with --fresh"
+            )
 
     def _refuse_other(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         lines = differences(theirs, json.loads(json.dumps(ours)))

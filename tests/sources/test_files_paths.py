@@ -93,6 +93,17 @@ def test_paths_with_nothing_to_read(tmp_path: Path) -> None:
         find_files([])
 
 
+def test_a_saved_dataset_is_its_arrow_files(tmp_path: Path) -> None:
+    made(tmp_path, "d/data-0.arrow", "d/state.json", "d/dataset_info.json", "state.json")
+    assert names(tmp_path) == ["d/data-0.arrow", "state.json"]
+
+
+def test_a_token_store_is_no_folder_of_raw_files(tmp_path: Path) -> None:
+    made(tmp_path, "d/data-0.arrow", "d/state.json", "d/streamsft.json")
+    with pytest.raises(DataError, match="d: is a token store; give it as `store`"):
+        find_files(tmp_path)
+
+
 def test_a_file_listed_twice_is_refused(tmp_path: Path) -> None:
     made(tmp_path, "a.jsonl")
     with pytest.raises(ConfigError, match=r"a\.jsonl: listed twice"):

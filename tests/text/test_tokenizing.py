@@ -239,7 +239,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ({"transform": 3}, "transform: a int is no function"),
         ({"transform": characters, "processes": 0}, "processes: 0"),
         ({"transform": characters, "on_bad_row": "ignore"}, "on_bad_row: 'ignore'"),
-        ({"transform": characters, "format": "nonsense"}, "format 'nonsense' is not known"),
+        ({"transform": characters, "format": "alpaca"}, "format and columns have no effect on a transform"),
+        ({"chat": object(), "format": "nonsense"}, "format 'nonsense' is not known"),
         ({"transform": characters, "name": "a b"}, "source name 'a b'"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -82,6 +82,20 @@ PLAIN = (
     "{% else %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}"
 )
 
+# Tells the model to begin by nothing, so that a turn begins where the other's ends; roles must alternate.
+BRACKETS = """\
+{{- bos_token }}
+{%- for message in messages if message.role != 'tool' and not message.tool_calls %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '[INST]' + message.content + '[/INST]' }}
+{%- elif message.tool_calls %}{{ '[CALLS] [' }}
+{%- for call in message.tool_calls %}{{ call.function | tojson + (']</s>' if loop.last else ', ') }}{% endfor %}
+{%- elif message.role == 'tool' %}{{ '[RESULT] ' + message.content + '[/RESULT]' }}
+{%- else %}{{ message.content + '</s>' }}{% endif %}
+{%- endfor %}"""
+
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|header|>", "<|/header|>", "<|eot|>", "<|eom|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 

@@ -88,3 +88,12 @@ def test_an_unreadable_record_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(RunError, match=r"run.json.*--fresh"):
         RunDirectory(tmp_path).begin(MINE, keep=2)
+
+
+def test_records_that_no_run_of_ours_wrote_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunError, match=r"has metrics.jsonl, but no run.json"):
+        RunDirectory(tmp_path).begin(MINE, keep=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert RunDirectory(tmp_path).begin(MINE, keep=2) is None

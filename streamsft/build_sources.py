@@ -1,0 +1,173 @@
+"""The sources of a config, tokenized and opened."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from streamsft.config import Config, GroupConfig, SourceConfig
+from streamsft.encoders import Encoders
+from streamsft.errors import ConfigError, DataError
+from streamsft.sources.hub import HubDataset
+from streamsft.sources.store import TokenStore
+from streamsft.text.readers import RawSource
+from streamsft.text.tokenizing import tokenize
+
+if TYPE_CHECKING:
+    from streamsft.text.jobs import Transform
+
+__all__ = [
+    "Transforms",
+    "all_sources",
+    "build_source",
+    "build_stores",
+    "check_transforms",
+    "drawn_sources",
+    "raw_source",
+]
+
+Transforms: TypeAlias = "Mapping[str, Transform]"
+
+
+def all_sources(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
+    """Every source below `nodes`, by name."""
+    for name, node in nodes.items():
+        if isinstance(node, GroupConfig):
+            yield from all_sources(node.sources)
+        else:
+            yield name, node
+
+
+def drawn_sources(config: Config) -> dict[str, SourceConfig]:
+    """The sources that are drawn: those whose weight, and that of their groups, is not 0."""
+
+    def below(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
+        for name, node in nodes.items():
+            if node.weight == 0:
+                continue
+            if isinstance(node, GroupConfig):
+                yield from below(node.sources)
+            else:
+                yield name, node
+
+    return dict(below(config.mix.sources))
+
+
+def raw_source(source: SourceConfig) -> RawSource:
+    """What `source` reads its text from: paths, or a dataset of the hub."""
+    if source.hub is not None:
+        return HubDataset(
+            id=source.hub,
+            config=source.config,
+            split=source.split or "train",
+            revision=source.revision,
+            data_files=source.data_files,
+        )
+    assert source.path is not None, "a source has one of path, store and hub"
+    return source.path
+
+
+def cache_dir(config: Config) -> str | Literal[False] | None:
+    """The cache's folder; None is the usual one, False no cache."""
+    return config.cache.dir if config.cache else False
+
+
+def build_source(
+    name: str,
+    source: SourceConfig,
+    config: Config,
+    encoders: Encoders,
+    *,
+    transform: Transform | None = None,
+    processes: int | None = None,
+    progress: bool = False,
+    verify: bool = False,
+) -> TokenStore:
+    """Open the store of `source`, tokenizing it first if need be.
+
+    Raises:
+        StreamsftError: its files, its rows, the tokenizer or the store cannot be used.
+    """
+    if source.store is not None:
+        return TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
+    store = tokenize(
+        raw_source(source),
+        None if transform else encoders.of(source),
+        name=name,
+        transform=transform,
+        format=source.format,
+        columns=source.columns,
+        cache_dir=cache_dir(config),
+        processes=processes,
+        on_bad_row=source.on_bad_row,
+        progress=progress,
+    )
+    if verify and store.path is not None:
+        return TokenStore.open(store.path, name=name, verify=True)
+    return store
+
+
+def check_transforms(config: Config, transforms: Transforms) -> None:
+    """Refuse transforms that would have no effect.
+
+    Raises:
+        ConfigError: a transform is for a source that is not there, is a store, or has its format described too.
+    """
+    sources = dict(all_sources(config.mix.sources))
+    for name in transforms:
+        if name not in sources:
+            near = difflib.get_close_matches(name, sources, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the config has {', '.join(sources)}"
+            raise ConfigError(f"transforms: there is no source {name!r}; {hint}")
+        if sources[name].store is not None:
+            raise ConfigError(f"transforms: {name!r} is a store, which holds tokens already")
+        if set_too := {"format", "columns", "train_on"} & sources[name].model_fields_set:
+            raise ConfigError(
+                f"transforms: {name!r} is made into tokens by the function given, so {', '.join(sorted(set_too))} "
+                "in its config would have no effect; take it out"
+            )
+
+
+def build_stores(
+    config: Config,
+    encoders: Encoders,
+    *,
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    progress: bool = False,
+    verify: bool = False,
+) -> dict[str, TokenStore]:
+    """The stores of all drawn sources, tokenized where they are not in the cache yet.
+
+    Raises:
+        StreamsftError: a source, the tokenizer or a transform cannot be used.
+    """
+    transforms = transforms or {}
+    check_transforms(config, transforms)
+    stores = {}
+    for name, source in drawn_sources(config).items():
+        with naming(name):
+            stores[name] = build_source(
+                name,
+                source,
+                config,
+                encoders,
+                transform=transforms.get(name),
+                processes=processes,
+                progress=progress,
+                verify=verify,
+            )
+    return stores
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Have errors about data raised in the block begin with the name of the source that they are about."""
+    try:
+        yield
+    except DataError as error:
+        if source in str(error).split(": ", 1)[0]:
+            raise
+        raise type(error)(f"source {source}: {error}") from error

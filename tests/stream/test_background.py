@@ -1,0 +1,80 @@
+"""A thread that keeps the next items ready: order, errors, an end of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsft.errors import DataError
+from streamsft.stream.background import in_background
+
+
+def _threads() -> int:
+    return sum(thread.name == "streamsft-loader" for thread in threading.enumerate())
+
+
+@settings(max_examples=20)
+@given(items=st.lists(st.none() | st.integers(), max_size=20), depth=st.integers(1, 5))
+def test_items_and_their_order_are_kept(items: list[int | None], depth: int) -> None:
+    assert list(in_background(lambda: iter(items), depth)) == items
+
+
+@pytest.mark.parametrize("taken", [1, 7])
+def test_closing_stops_the_thread(taken: int) -> None:
+    before = _threads()
+    endless = in_background(count, 2)
+    assert list(islice(endless, taken)) == list(range(taken))
+    assert _threads() == before + 1
+    endless.close()  # type: ignore[attr-defined]
+    assert _threads() == before
+
+
+def test_no_thread_before_the_first_item() -> None:
+    before = _threads()
+    in_background(count, 2)
+    assert _threads() == before
+
+
+def test_reads_at_most_the_depth_ahead() -> None:
+    begun: list[int] = []
+    blocked = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            begun.append(number)
+            if number == 4:
+                blocked.set()
+            yield number
+
+    stream = in_background(items, 3)
+    assert next(stream) == 0
+    assert blocked.wait(10)  # 0 was taken, 1 to 3 lie ready, 4 waits for room
+    assert begun == [0, 1, 2, 3, 4]
+    stream.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [DataError("x.jsonl:3"), KeyError("k"), KeyboardInterrupt()])
+def test_error_comes_where_its_item_would_have(error: BaseException) -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise error
+
+    stream = in_background(items, 4)
+    assert list(islice(stream, 2)) == [1, 2]
+    with pytest.raises(type(error)) as caught:
+        next(stream)
+    assert caught.value is error
+
+
+def test_error_of_the_start_is_raised() -> None:
+    def fails() -> Iterator[int]:
+        raise DataError("no such file")
+
+    start: Callable[[], Iterator[int]] = fails
+    with pytest.raises(DataError, match="no such file"):
+        next(in_background(start, 1))

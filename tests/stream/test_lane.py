@@ -1,0 +1,80 @@
+"""`Lane`: a cursor over windows, and its one canonical state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsft.errors import StateError
+from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.plan import Documents
+from tests import laws
+from tests.mixes import Mix, mixes
+
+STATE = {"window": 3, "due": [5, 0], "drawn": [7, 9], "emitted": 2}
+
+
+def _rows(documents: Documents) -> list[list[int]]:
+    return [column.tolist() for column in documents]
+
+
+@settings(max_examples=20)
+@given(mix=mixes(), counts=st.lists(st.integers(1, 30), min_size=1, max_size=5))
+def test_packs_taken_in_any_portions_are_the_same(mix: Mix, counts: list[int]) -> None:
+    plan = mix.packer().plan()
+    whole, parts, state = Lane(plan, 0), [], None
+    for count in counts:
+        lane = Lane(plan, 0, state)
+        parts.append((lane.take(count), count))
+        state = LaneState.from_json(laws.as_json(lane.state.to_json()), len(plan.leaves), "lane 0")
+    assert _rows(whole.take(sum(counts))) == _rows(Documents.join(parts))
+    assert whole.state == state
+
+
+def test_finished_window_is_written_as_the_start_of_the_next() -> None:
+    plan = Mix().packer().plan()
+    lane = Lane(plan, 0)
+    _, packs = lane.rest()
+    lane.advance(packs - 1)
+    assert (lane.state.window, lane.state.emitted) == (0, packs - 1)
+    lane.advance(1)
+    assert (lane.state.window, lane.state.emitted) == (1, 0)
+    assert sum(lane.state.drawn) == plan.draws
+    assert lane.state == Lane(plan, 0, lane.state).state
+
+
+def test_state_is_small_integers_after_a_million_windows() -> None:
+    """Nothing in a lane's state grows but the digits of its counts."""
+    plan = Mix().packer().plan()
+    far = LaneState(window=10**6, due=(1, 2, 3), drawn=(10**9, 5 * 10**8, 25 * 10**7), emitted=0)
+    lane = Lane(plan, 0, far)
+    assert len(lane.take(50).source) >= 50
+    assert lane.state.window > 10**6
+    assert (np.array(lane.state.due) <= plan.schedule.stride).all()
+
+
+def test_more_packs_given_out_than_the_window_holds_is_refused() -> None:
+    plan = Mix().packer().plan()
+    start = Lane(plan, 0).state
+    lane = Lane(plan, 0, LaneState(window=0, due=start.due, drawn=start.drawn, emitted=99))
+    with pytest.raises(StateError, match=r"lane 0: 99 packs of window 0 were given out, but it holds \d+"):
+        lane.take(1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], {}, {**STATE, "more": 1}, {**STATE, "due": [5]}, {**STATE, "drawn": [7, 9, 1]}, {**STATE, "due": 5},
+     {**STATE, "due": "12"}, {**STATE, "window": 1.0}, {**STATE, "window": True}, {**STATE, "emitted": -1},
+     {**STATE, "drawn": [7, None]}, {key: STATE[key] for key in ("window", "due", "drawn")}],
+)  # fmt: skip
+def test_damaged_state_is_refused_by_the_lane_it_is_for(value: Any) -> None:
+    with pytest.raises(StateError, match="lane 4: "):
+        LaneState.from_json(value, 2, "lane 4")
+
+
+def test_state_comes_back_from_json() -> None:
+    assert LaneState.from_json(STATE, 2, "lane 0").to_json() == STATE

@@ -1,0 +1,163 @@
+"""Loader workers: real processes, the bytes they send, their errors, their death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamsft.errors import ConfigError, DataError, MetricError
+from streamsft.metrics.metric import Metric
+from streamsft.metrics.reducers import Mean
+from streamsft.stream.loader import Loader
+from streamsft.stream.materialize import RawBatch, error_to_bytes
+from streamsft.stream.packer import Packer
+from streamsft.types import Sample, Shard
+from tests import laws
+from tests.fakes import ListSource, source
+from tests.mixes import Mix, mixes
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than cores
+
+MIX = Mix(lengths=((2, 5, 9, 3, 4, 6), (2, 7, 1, 14, 30, 4, 8, 8), (2, 3)), weights=None, overflow="split")
+
+
+def _loader(mix: Mix = MIX, **options: Any) -> Loader:
+    return Loader(mix.packer(), **{"global_batch_size": 4, "start_method": "fork", "background": False, **options})
+
+
+def _tokens(sample: Sample) -> float:
+    return float(len(sample))
+
+
+def test_run_over_processes_of_any_number_is_one_run() -> None:
+    """Legs of 1 process and no workers, 2 × 2, 4 × 1, 1 × 3; together three full passes, each row exactly once."""
+    legs = [laws.Leg(1, 3), laws.Leg(2, 3, workers=2), laws.Leg(4, 4, workers=1), laws.Leg(1, 8, workers=3)]
+    found = laws.elastic(lambda leg, dp: _loader(dp=dp, workers=leg.workers), legs)
+    seen = [document for step in found for pack in step for document in pack]
+    laws.tokens_conserved(seen, MIX.rows())
+    whole = _loader()
+    laws.first(whole, len(found))
+    drawn: list[Mapping[str, int]] = [dict(zip(MIX.names, whole.state_dict()["lanes"]["0"]["drawn"], strict=True))]
+    laws.exactly_once(seen, MIX.rows(), drawn)
+    assert all(drawn[0][part.source.name] >= 3 * part.drawable for part in MIX.rows())
+
+
+def test_workers_are_free_of_lanes_too() -> None:
+    def make(leg: laws.Leg, dp: Shard) -> Loader:
+        return _loader(dp=dp, workers=leg.workers, lanes_per_step=2, lane_groups=3)
+
+    laws.elastic(make, [laws.Leg(1, 2, workers=2), laws.Leg(2, 3), laws.Leg(1, 4, workers=2)])
+
+
+def test_spawned_workers_make_the_same_batches_and_values() -> None:
+    options: Any = {"metrics": [Metric("tokens", _tokens, [Mean()])]}
+    plain, spawned = _loader(**options), _loader(**options, workers=2, start_method="spawn")
+    for left, right in islice(zip(plain, spawned, strict=False), 5):
+        assert laws.samples(left) == laws.samples(right)
+        assert left.lanes == right.lanes
+        assert left.stats.values["tokens"].tolist() == right.stats.values["tokens"].tolist()
+        assert left.stats.first.tolist() == right.stats.first.tolist()
+    assert plain.state_dict() == spawned.state_dict()
+
+
+@settings(max_examples=15)
+@given(mix=mixes())
+def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
+    loader = _loader(mix, metrics=[Metric("tokens", _tokens, [Mean()])])
+    for batch in islice(loader, 3):
+        raw = batch.documents
+        data = raw.to_bytes()
+        back = RawBatch.from_bytes(data, len(loader.sources))
+        assert (back.step, back.packs, back.lanes) == (raw.step, raw.packs, raw.lanes)
+        for name, left, right in zip(raw.table._fields, raw.table, back.table, strict=True):
+            assert left.tolist() == right.tolist(), name
+        assert back.ids.tolist() == raw.ids.tolist()
+        assert back.labelled.tolist() == raw.labelled.tolist()
+        assert back.values["tokens"].tolist() == raw.values["tokens"].tolist()
+        assert all(part.ctypes.data % 8 == 0 for part in back.table)
+
+
+@given(message=st.text(max_size=50))
+def test_error_survives_its_way_as_bytes(message: str) -> None:
+    with pytest.raises(MetricError) as caught:
+        RawBatch.from_bytes(error_to_bytes(MetricError(message)), 1)
+    assert str(caught.value) == message
+
+
+class Failing(ListSource):
+    """Fails at its row 7."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("s", [([row, 1], [0, 1]) for row in range(9)])
+        self.error = error
+
+    def read(self, index: Any) -> Any:
+        if 7 in index:
+            raise self.error
+        return super().read(index)
+
+
+@pytest.mark.parametrize("error", [DataError("source 's': row 7 is gone"), RuntimeError("no such device")])
+def test_error_of_a_worker_comes_where_its_batch_would_have(error: Exception) -> None:
+    def loader(workers: int) -> Loader:
+        packer = Packer(Failing(error), 2, lookahead=9)
+        return Loader(packer, global_batch_size=1, workers=workers, start_method="fork", background=False)
+
+    counts = []
+    for workers in (0, 2):
+        tried = loader(workers)
+        with pytest.raises(type(error), match=r"row 7 is gone|no such device"):
+            laws.first(tried, 9)
+        counts.append(tried.step)
+    assert counts[0] == counts[1] < 9
+
+
+class Dying(ListSource):
+    """Kills the process that reads it."""
+
+    def read(self, index: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_death_of_a_worker_is_told_with_what_to_do() -> None:
+    packer = Packer(Dying("s", [([1, 2], [0, 1])]), 2, lookahead=4)
+    loader = Loader(packer, global_batch_size=1, workers=1, start_method="fork")
+    with pytest.raises(DataError, match=r"a loader worker died .* lower loader\.workers"):
+        next(iter(loader))
+
+
+class Locked(ListSource):
+    """Holds a lock, which no process can be given."""
+
+    def __init__(self) -> None:
+        super().__init__("s", [([1, 2], [0, 1])])
+        self.lock = threading.Lock()
+
+
+def test_source_that_no_process_can_be_given_is_named() -> None:
+    loader = Loader(Packer(Locked(), 2, lookahead=4), global_batch_size=1, workers=1, start_method="spawn")
+    with pytest.raises(ConfigError, match=r"source 's' cannot be sent to loader workers .*lock"):
+        next(iter(loader))
+
+
+def test_batches_from_workers_hold_writable_tensors() -> None:
+    batch = next(iter(_loader(workers=1)))
+    batch.input_ids[0, 0] = 3
+    assert batch.input_ids.numpy().flags.writeable
+    assert np.array_equal(batch.input_ids.numpy().shape, (4, MIX.sequence_length))
+
+
+def test_source_rows_reach_a_worker_unchanged() -> None:
+    packer = Packer(source("s", range(2, 30)), 32, lookahead=28)
+    plain = Loader(packer, global_batch_size=2, background=False)
+    forked = Loader(packer, global_batch_size=2, workers=2, start_method="fork")
+    assert laws.first(plain, 6) == laws.first(forked, 6)

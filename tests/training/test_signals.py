@@ -1,0 +1,43 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from streamsft.training import signals
+from streamsft.training.signals import StopSignals, signal_name
+
+
+def test_the_first_signal_is_noted_and_a_hasty_second_ignored() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignals() as stop:
+        assert stop.number == 0
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal_name(stop.number) == "SIGINT"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_some_seconds_later_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((100.0, 103.0))
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(now))
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal_name(stop.number) == "SIGTERM"
+
+
+def test_other_threads_leave_the_handlers_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def body() -> None:
+        with StopSignals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [before]
