@@ -168,6 +168,6 @@ def naming(source: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if source in str(error).split(": ", 1)[0]:
+        if str(error).startswith("source "):
             raise
         raise type(error)(f"source {source}: {error}") from error

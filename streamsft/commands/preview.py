@@ -43,13 +43,16 @@ class Survey:
     tokens: Counter[str] = field(default_factory=Counter)
     packs: int = 0
     slots: int = 0
+    _seen: set[tuple[str, int, int]] = field(default_factory=set, repr=False)
 
     def add(self, pack: Pack) -> None:
         """Count one more pack."""
         self.packs += 1
         self.slots += pack.sequence_length
         for sample in pack.samples:
-            self.samples[sample.source] += sample.start == 0
+            draw = (sample.source, sample.row, sample.pass_index)
+            self.samples[sample.source] += draw not in self._seen
+            self._seen.add(draw)
             self.tokens[sample.source] += len(sample)
 
     @property
