@@ -45,7 +45,7 @@ def tokenize(file: Path, folder: Path) -> tuple[float, int, int]:
     peak = 0
     while process.poll() is None:
         peak = max(peak, _memory(process))
-        time.sleep(0.05)
+        time.sleep(0.2)
     seconds = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
