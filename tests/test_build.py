@@ -212,6 +212,17 @@ def test_a_missing_path_is_told_with_the_source_and_the_nearest_one(tmp_path: Pa
         built(config)
 
 
+def test_all_inputs_that_are_missing_are_told_before_anything_is_tokenized(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config["mix"]["sources"]["units"]["path"] = "no/units.json"
+    config["mix"]["sources"]["strings"] = {"store": "no/store", "weight": 1}
+    with pytest.raises(DataError, match="2 sources cannot be read") as error:
+        built(config)
+    assert "source units: no/units.json" in str(error.value)
+    assert "source strings: no/store" in str(error.value)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_tokenizer_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="no tokenizer could be loaded"):
         built(small_config(tmp_path, tokenizer=str(tmp_path / "nothing")))
