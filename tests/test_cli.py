@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import streamsft
 from streamsft.cli import app
 from tests.pipelines import demo_files, small_config
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "version")
 runner = CliRunner()
 
@@ -153,13 +153,23 @@ def _packs(folder: Path, rank: int) -> list[list[object]]:
     return [json.loads(line)["packs"] for line in lines]
 
 
-def test_the_real_mix_is_valid(test_data: Path) -> None:
-    root = Path(__file__).parents[1]
-    environment = {"STREAMSFT_TEST_DATA": str(test_data)}
-    for name in ("real-mix", "nested"):
-        result = runner.invoke(app, ["validate", str(root / "configs" / f"{name}.yaml")], env=environment)
+def test_the_other_shipped_configs_are_valid_over_their_data(test_data: Path) -> None:
+    environment = {"STREAMSFT_TEST_DATA": str(test_data), "DEMO": str(demo_files().folder)}
+    for name in ("nested", "quickstart"):
+        result = runner.invoke(app, ["validate", str(CONFIGS / f"{name}.yaml")], env=environment)
         assert result.exit_code == 0, result.output
-    result = runner.invoke(
-        app, ["validate", str(root / "configs" / "quickstart.yaml")], env={"DEMO": os.fspath(demo_files().folder)}
-    )
+
+
+def test_the_real_mix_runs_and_tells_its_rejections(test_data: Path, tmp_path: Path) -> None:
+    overrides = ["train.model=none", "train.steps=300", "metrics.log_every=300", "metrics.sinks=[]"]
+    places = [f"train.run_dir={tmp_path / 'run'}", f"cache.dir={tmp_path / 'cache'}"]
+    arguments = ["train", str(CONFIGS / "real-mix.yaml"), *overrides, *places]
+    result = runner.invoke(app, arguments, env={"STREAMSFT_TEST_DATA": str(test_data)})
     assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["metrics"]
+    assert record["data/packing_efficiency"] > 0.99
+    assert record["data_gsm8k/share_samples"] == pytest.approx(record["data_gsm8k/share_asked"], abs=0.01)
+    rejected = sum(record[f"data_{name}/rejected"] for name in ("gsm8k", "toolformer", "fastchat", "identity"))
+    assert rejected == 0
+    listed = [line for file in tmp_path.glob("cache/stores/*/rejected.jsonl") for line in file.read_text().splitlines()]
+    assert len(listed) == record["data_mix/rejected"]

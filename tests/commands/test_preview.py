@@ -15,6 +15,9 @@ from streamsft.commands.preview_row import preview_row
 from streamsft.commands.tokenize import tokenize
 from streamsft.commands.validate import validate
 from streamsft.errors import ConfigError, DataError, StreamsftError
+from streamsft.metrics.metric import Metric
+from streamsft.metrics.reducers import Mean
+from streamsft.types import Sample
 from tests.pipelines import demo_files, small_config
 
 
@@ -53,6 +56,18 @@ def test_preview_counts_the_fragments_of_a_split_row_once(tmp_path: Path) -> Non
     config = small_config(tmp_path, sequence_length=64, packing={"lookahead": 64, "overflow": "split"})
     survey = preview(config, packs=0, draws=200, console=plain())
     assert survey.samples["strings"] / survey.samples.total() == pytest.approx(0.25, abs=0.05)
+
+
+def length(sample: Sample) -> float:
+    return float(len(sample))
+
+
+def test_preview_shows_metrics_of_ones_own(tmp_path: Path) -> None:
+    console = plain()
+    preview(small_config(tmp_path), metrics=[Metric("size", length, [Mean()])], packs=0, draws=100, console=console)
+    shown = text_of(console)
+    assert "data_units/size " in shown
+    assert "data_mix/size " in shown
 
 
 def test_a_row_is_shown_with_text_spans_tokens_and_mask(tmp_path: Path) -> None:
