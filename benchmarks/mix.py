@@ -71,7 +71,7 @@ def off(found: Ints, shares: Floats) -> tuple[float, float, float]:
 def main() -> int:
     """Measure, and print the figures."""
     options = arguments("Measure mixes.").parse_args()
-    draws = 100_000 if options.quick else 1_000_000
+    draws = 50_000 if options.quick else 1_000_000
     rows, worst, fills = [], [], []
     for kind, sources in (("even", 3), ("falling", 5), ("falling", 20), ("half", 200)):
         packer = make_packer(weights_of(kind, sources))

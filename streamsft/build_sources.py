@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.encoders import Encoders
-from streamsft.errors import ConfigError, DataError
+from streamsft.errors import ConfigError, DataError, StoreError
 from streamsft.sources.hub import HubDataset
+from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
 from streamsft.text.readers import RawSource
 from streamsft.text.tokenizing import tokenize
@@ -146,8 +148,10 @@ def build_stores(
     """
     transforms = transforms or {}
     check_transforms(config, transforms)
+    sources = drawn_sources(config)
+    _check_inputs(sources)
     stores = {}
-    for name, source in drawn_sources(config).items():
+    for name, source in sources.items():
         with naming(name):
             stores[name] = build_source(
                 name,
@@ -162,12 +166,34 @@ def build_stores(
     return stores
 
 
+def _check_inputs(sources: Mapping[str, SourceConfig]) -> None:
+    """See that all local inputs are there before the first is tokenized.
+
+    Raises:
+        DataError: some are not; all of them are told.
+    """
+    problems: list[DataError] = []
+    for name, source in sources.items():
+        try:
+            with naming(name):
+                if source.path is not None:
+                    find_files(source.path)
+                elif source.store is not None and not Path(source.store).is_dir():
+                    raise StoreError(f"{source.store}: there is no such store")
+        except DataError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise DataError("\n  ".join([f"{len(problems)} sources cannot be read:", *map(str, problems)]))
+
+
 @contextmanager
 def naming(source: str) -> Iterator[None]:
     """Have errors about data raised in the block begin with the name of the source that they are about."""
     try:
         yield
     except DataError as error:
-        if source in str(error).split(": ", 1)[0]:
+        if str(error).startswith("source "):
             raise
         raise type(error)(f"source {source}: {error}") from error

@@ -115,7 +115,7 @@ class SourceConfig(_Section):
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
     shuffle: Literal["rows", "none"] = "rows"
-    """Shuffle the rows in each pass, or keep the order of the input."""
+    """rows: each pass in an order of its own. none: in the order of the input, shuffled within a window only."""
 
 
 class GroupConfig(_Section):

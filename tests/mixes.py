@@ -10,13 +10,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from streamsft.order.keys import derive_key, hash64
+from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.packer import Packer
 from streamsft.stream.packing import Overflow
 from tests.fakes import ListSource
 from tests.laws import Rows
 
-__all__ = ["Mix", "mixes", "random_lengths", "random_rows"]
+__all__ = ["Mix", "as_store", "mixes", "random_lengths", "random_rows"]
 
 
 def random_rows(name: str, seed: int, lengths: Sequence[int]) -> ListSource:
@@ -29,6 +30,13 @@ def random_rows(name: str, seed: int, lengths: Sequence[int]) -> ListSource:
     rows[0] = ([0, 1], [0, 1])
     numbers = np.cumsum(1 + hash64(derive_key(seed, name, "gaps"), np.arange(len(rows))) % np.uint64(2)) - 1
     return ListSource(name, rows, numbers.astype(np.int64).tolist())
+
+
+def as_store(source: ListSource) -> TokenStore:
+    """The same rows, as a token store in memory."""
+    with TokenStore.writer(None, name=source.name) as writer:
+        writer.append(np.concatenate(source.ids), np.concatenate(source.masks), source.lengths, source.row_numbers)
+        return writer.close()
 
 
 def random_lengths(seed: int, rows: int, median: float = 100.0, spread: float = 0.8, longest: int = 900) -> list[int]:
@@ -74,6 +82,10 @@ class Mix:
             return Interleave([Interleave([first], name="inner")], seed=self.seed, window=window)
         inner = Interleave(others, self.weights and self.weights[1:], name="inner")
         return Interleave([first, inner], [1.0, 2.0], seed=self.seed, window=window)
+
+    def of_stores(self) -> Interleave:
+        """The flat mix, of token stores that hold the same rows."""
+        return Interleave([as_store(source) for source in self.sources()], self.weights, seed=self.seed, window=5)
 
     def packer(self, *, nested: bool = False) -> Packer:
         mix = self.nested() if nested else self.flat()

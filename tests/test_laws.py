@@ -38,6 +38,7 @@ TABLE: Mapping[str, Make] = {
     "source in order": lambda mix: SourceStream(mix.sources()[-1], seed=mix.seed, shuffle=False),
     "flat mix": lambda mix: mix.flat(),
     "nested mix": lambda mix: mix.nested(),
+    "mix of token stores": lambda mix: mix.of_stores(),
     "packer": lambda mix: mix.packer(),
     "packer of a nested mix": lambda mix: mix.packer(nested=True),
     "packer of a source": lambda mix: Packer(
@@ -161,6 +162,10 @@ def test_order_is_the_same_in_every_process() -> None:
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert other.stdout.split() == list(_digests())
+
+
+def test_source_of_any_kind_gives_the_same_stream() -> None:
+    assert laws.first(Mix().of_stores(), 40) == laws.first(Mix().flat(), 40)
 
 
 def _digests() -> Iterator[str]:

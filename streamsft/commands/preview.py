@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from streamsft.build import Built, build
+from streamsft.build import Built, build, build_aggregator
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
@@ -20,6 +20,7 @@ from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.commands.preparing import prepare_stores, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
+from streamsft.metrics.metric import Metric
 from streamsft.types import Pack, Sample
 
 __all__ = ["Survey", "preview"]
@@ -43,13 +44,16 @@ class Survey:
     tokens: Counter[str] = field(default_factory=Counter)
     packs: int = 0
     slots: int = 0
+    _seen: set[tuple[str, int, int]] = field(default_factory=set, repr=False)
 
     def add(self, pack: Pack) -> None:
         """Count one more pack."""
         self.packs += 1
         self.slots += pack.sequence_length
         for sample in pack.samples:
-            self.samples[sample.source] += sample.start == 0
+            draw = (sample.source, sample.row, sample.pass_index)
+            self.samples[sample.source] += draw not in self._seen
+            self._seen.add(draw)
             self.tokens[sample.source] += len(sample)
 
     @property
@@ -63,6 +67,7 @@ def preview(
     *,
     overrides: Iterable[str] = (),
     transforms: Transforms | None = None,
+    metrics: Sequence[Metric] = (),
     packs: int = 2,
     draws: int = 10_000,
     console: Console | None = None,
@@ -73,6 +78,7 @@ def preview(
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``.
+        metrics: numbers to take of each sample drawn, and to print.
         packs: how many packs to print.
         draws: samples to draw for the realised mix and the packing efficiency.
         console: where to print; standard output by default.
@@ -87,7 +93,7 @@ def preview(
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     encoders = Encoders(config)
     stores = prepare_stores(config, encoders, LocalComm(), transforms=transforms)
-    built = build(config, stores, encoders)
+    built = build(config, stores, encoders, metrics=metrics)
     print_sources(console, stores)
     console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
     survey, shown = _draw(built, packs, draws)
@@ -96,6 +102,8 @@ def preview(
         f"packing: {survey.packs:,} packs of {config.sequence_length:,} slots, {survey.efficiency:.2%} of them filled",
         highlight=False,
     )
+    if metrics:
+        console.print(_metrics_table(built, draws))
     decode = encoders.backend.decode if encoders.backend is not None else _numbers
     for number, pack in enumerate(shown):
         _print_pack(console, number, pack, decode)
@@ -130,6 +138,26 @@ def _mix_table(built: Built, survey: Survey) -> Table:
             f"{drawn:,}",
             f"{read:,}",
         )
+    return table
+
+
+def _metrics_table(built: Built, draws: int) -> Table:
+    """The user's metrics over about `draws` samples."""
+    aggregator = build_aggregator(built.config, built.loader, built.metrics, LocalComm())
+    seen = 0
+    for batch in built.loader:
+        aggregator.update(batch.stats)
+        seen += len(batch.stats)
+        if seen >= draws:
+            break
+    record = aggregator.log()
+    table = Table(title=f"Metrics over {seen:,} documents", box=box.SIMPLE_HEAD)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    names = {name for metric in built.metrics for name in metric.keys.values()}
+    for key, value in record.items():
+        if key.rpartition("/")[2] in names:
+            table.add_row(key, f"{value:,.6g}")
     return table
 
 

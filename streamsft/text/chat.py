@@ -22,7 +22,7 @@ from streamsft.text.backend import Backend, load_tokenizer
 from streamsft.text.checks import probe
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import Parser, detect_format, parser
-from streamsft.text.masks import Encoded, mask_of
+from streamsft.text.masks import Encoded, encoded_batch
 from streamsft.text.rendering import Rendered, Renderer, TrainOn
 from streamsft.text.template import DEFAULT_DATE, ChatTemplate
 from streamsft.types import Bools, Int32s
@@ -154,8 +154,9 @@ class ChatTokenizer:
                 places.append(len(results))
                 results.append(_PENDING)
         encodings = self._backend.encode([item.text for item in rendered])
-        for place, item, encoding in zip(places, rendered, encodings, strict=True):
-            results[place] = self._masked(item, encoding)
+        batch = encoded_batch(encodings, [item.spans for item in rendered], self._backend.added, self._control)
+        for place, item, (encoded, controls) in zip(places, rendered, batch, strict=True):
+            results[place] = self._finished(item, encoded, controls)
         return results
 
     def encode_rows(self, rows: Sequence[Mapping[str, Any]], parse: Parser) -> list[Encoded | RowRejected]:
@@ -187,18 +188,18 @@ class ChatTokenizer:
             raise result
         return {"input_ids": result.input_ids, "loss_mask": result.loss_mask}
 
-    def _masked(self, item: Rendered, encoding: Any) -> Encoded | RowRejected:
-        ids = np.array(encoding.ids, dtype=np.int32)
-        controls = int(np.count_nonzero(self._control[ids]))
+    def _finished(self, item: Rendered, encoded: Encoded, controls: int) -> Encoded | RowRejected:
         if controls != item.controls:
             return self._spelled(item, controls)
-        mask, seams = mask_of(encoding, len(ids), item.spans, self._backend.added)
         if self._prefix:
-            ids = np.concatenate([np.array(self._prefix, dtype=np.int32), ids])
-            mask = np.concatenate([np.array([self.train_on == "everything"]), mask])
-        if not mask[1:].any():
-            return RowRejected("nothing_supervised", f"none of the {len(ids)} tokens is supervised")
-        return Encoded(input_ids=ids, loss_mask=mask, seams=seams)
+            encoded = Encoded(
+                input_ids=np.concatenate([np.array(self._prefix, dtype=np.int32), encoded.input_ids]),
+                loss_mask=np.concatenate([np.array([self.train_on == "everything"]), encoded.loss_mask]),
+                seams=encoded.seams,
+            )
+        if not encoded.loss_mask[1:].any():
+            return RowRejected("nothing_supervised", f"none of the {len(encoded.input_ids)} tokens is supervised")
+        return encoded
 
     def _spelled(self, item: Rendered, controls: int) -> RowRejected:
         names = sorted(set(self._pattern.findall(item.text)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import final
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from streamsft.text.backend import Encoding
 from streamsft.types import Bools, Int32s
 
-__all__ = ["Encoded", "mask_of"]
+__all__ = ["Encoded", "encoded_batch"]
+
+Spans = Sequence[tuple[int, int]]
 
 
 @final
@@ -30,32 +33,59 @@ class Encoded:
     seams: int = 0
 
 
-def mask_of(
-    encoding: Encoding, tokens: int, spans: Sequence[tuple[int, int]], added: Collection[int]
-) -> tuple[Bools, int]:
-    """The loss mask over `tokens` tokens of `encoding`, and how many tokens are on a seam.
+def encoded_batch(
+    encodings: Sequence[Encoding], spans: Sequence[Spans], added: Collection[int], control: Bools
+) -> list[tuple[Encoded, int]]:
+    """Tokens and masks of `encodings`, of which `spans` are supervised, and how many control tokens each holds.
 
-    A token is supervised when it holds a character of one of `spans`. An added token that only swallowed
-    whitespace after itself (``rstrip``) is not.
+    A token is supervised when it holds a character of a span. An added token that only swallowed whitespace after
+    itself (``rstrip``) is not. The arrays are views of one array for all.
+
+    Args:
+        encodings: of the texts.
+        spans: supervised character ranges of each text, not empty.
+        added: ids of added tokens.
+        control: bool[vocabulary], True for control tokens.
     """
-    mask = np.zeros(tokens, dtype=np.bool_)
-    seams = 0
-    for start, stop in spans:
+    lists = [encoding.ids for encoding in encodings]
+    borders = [0, *accumulate(map(len, lists))]
+    ids = np.fromiter(chain.from_iterable(lists), np.int32, borders[-1])
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    found = np.concatenate([[0], np.cumsum(control[ids])])[borders]
+    results = []
+    for number, encoding in enumerate(encodings):
+        start, stop = borders[number], borders[number + 1]
+        row = mask[start:stop]
+        seams = sum([_supervise(row, encoding, lists[number], span, added) for span in spans[number]])
+        encoded = Encoded(input_ids=ids[start:stop], loss_mask=row, seams=seams)
+        results.append((encoded, int(found[number + 1] - found[number])))
+    return results
+
+
+def _supervise(
+    mask: Bools, encoding: Encoding, ids: Sequence[int], span: tuple[int, int], added: Collection[int]
+) -> int:
+    """Set `mask` where `encoding` has tokens of `span`; how many of these hold other characters too."""
+    start, stop = span
+    first, last = encoding.char_to_token(start), encoding.char_to_token(stop - 1)
+    if first is None:
         first = _token_at(encoding, range(start, stop))
+    if last is None:
         last = _token_at(encoding, range(stop - 1, start - 1, -1))
-        if first is None or last is None:
-            continue
-        begins = _chars(encoding, first)[0]
-        if begins < start and encoding.ids[first] in added:
+    if first is None or last is None:
+        return 0
+    seams = 0
+    if _chars(encoding, first)[0] < start:
+        if ids[first] in added:
             first += 1
-        elif begins < start:
-            seams += 1
-        while last + 1 < tokens and _chars(encoding, last + 1)[0] < stop:
-            last += 1  # further tokens of the last character
-        if _chars(encoding, last)[1] > stop:
-            seams += 1
-        mask[first : last + 1] = True
-    return mask, seams
+        else:
+            seams = 1
+    while last + 1 < len(ids) and _chars(encoding, last + 1)[0] < stop:
+        last += 1  # further tokens of the last character
+    if _chars(encoding, last)[1] > stop:
+        seams += 1
+    mask[first : last + 1] = True
+    return seams
 
 
 def _token_at(encoding: Encoding, positions: range) -> int | None:

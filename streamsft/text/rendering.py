@@ -73,14 +73,15 @@ class Renderer:
         if not text.isascii():
             _refuse_surrogates(text)
         shape = self._shape(messages, tools, text)
-        ranges = self._ranges(messages, tools, text, shape, marked)
+        if marked is not None and self._train_on != "everything":
+            spans = self._marked(messages, tools, text, shape, marked, wanted, False in conversation.supervise)
+            return Rendered(text=text, spans=spans, controls=shape.controls)
+        skipped = [index for index, flag in enumerate(conversation.supervise) if flag is False]
+        ranges = self._ranges(messages, tools, text, shape) if wanted or skipped else {}
         for index in wanted:
-            self._check_turn(messages[index], index, ranges, text, shape)
+            _check_turn(messages[index], index, text, [ranges[index]], shape.turns[index].end)
         if self._train_on == "everything":
-            skipped = [index for index, flag in enumerate(conversation.supervise) if flag is False]
             spans = _without([(0, len(text))], [_range(ranges, index) for index in skipped])
-        elif marked is not None and -1 in ranges:
-            spans = self._all_marked(conversation, text, marked)
         else:
             spans = [ranges[index] for index in wanted]
         return Rendered(text=text, spans=spans, controls=shape.controls)
@@ -176,54 +177,74 @@ class Renderer:
         return read_shape(messages, text, word, self._facts.edges, controls)
 
     def _ranges(
-        self, messages: list[dict[str, Any]], tools: Any, text: str, shape: Shape, marked: Spans | None
+        self, messages: list[dict[str, Any]], tools: Any, text: str, shape: Shape
     ) -> dict[int, tuple[int, int]]:
-        """Character ranges by message number; only -1 when generation marks do not say whose they are."""
-        if marked is not None:
-            turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-            if len(turns) != len(marked):
-                return {-1: (0, 0)}
-            return dict(zip(turns, (self._to_end(span, text) for span in marked), strict=True))
+        """Character ranges by message number, at least of the assistant's turns."""
         ranges = place(shape, [message["content"] for message in messages], text)
-        if ranges is not None:
-            return dict(enumerate(ranges))
-        if not any(message["role"] == "assistant" for message in messages):
-            return {}
-        found = search(shape, messages, text)
-        if found is not None:
-            return found
-        word = sentinel_word(text)
-        skeleton = self._template.render(with_sentinels(messages, word, everything=False), tools)
-        return search_skeleton(shape, messages, skeleton, word, text)
+        if ranges is None:
+            ranges = search(shape, messages, text)
+        if ranges is None:
+            word = sentinel_word(text)
+            skeleton = self._template.render(with_sentinels(messages, word, everything=False), tools)
+            ranges = search_skeleton(shape, messages, skeleton, word, text)
+        return ranges
 
-    def _to_end(self, span: tuple[int, int], text: str) -> tuple[int, int]:
-        """A marked span with the end mark, which some templates write after their generation mark."""
+    def _marked(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Any,
+        text: str,
+        shape: Shape,
+        marked: Spans,
+        wanted: Sequence[int],
+        flagged: bool,
+    ) -> Spans:
+        """The spans of generation marks that belong to the `wanted` turns.
+
+        Each must be in one turn of the assistant. Where the turns cannot be located, the marks alone decide, unless
+        it matters whose they are.
+        """
         end = self._facts.edges.end
-        start, stop = span
-        if text.startswith(end, stop) and not text[start:stop].rstrip().endswith(end):
-            stop += len(end)
-        return start, stop
+        spans = [(start, stop + _rest_of_end(text, start, stop, end)) for start, stop in marked]
+        try:
+            ranges = self._ranges(messages, tools, text, shape)
+        except RowRejected:
+            if flagged or self._train_on != "assistant" or not spans:
+                raise
+            return spans
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        owned: dict[int, Spans] = {index: [] for index in turns}
+        for span in spans:
+            owner = next((index for index in turns if _inside(span, ranges[index], text)), None)
+            if owner is None:
+                raise RowRejected("span_not_found", "a generation mark encloses more than a turn of the assistant")
+            owned[owner].append(span)
+        for index in wanted:
+            if not owned[index]:
+                raise RowRejected("span_not_found", f"no generation mark encloses turn {index} of the assistant")
+            _check_turn(messages[index], index, text, owned[index], end)
+        return [span for index in wanted for span in owned[index]]
 
-    def _all_marked(self, conversation: Conversation, text: str, marked: Spans) -> Spans:
-        if not marked:
-            raise RowRejected("span_not_found", "the template's generation marks enclose nothing in this conversation")
-        if self._train_on != "assistant" or False in conversation.supervise:
-            raise RowRejected("span_not_found", "the template's generation marks do not say which turn they enclose")
-        return [self._to_end(span, text) for span in marked]
 
-    def _check_turn(
-        self, message: Mapping[str, Any], index: int, ranges: Mapping[int, tuple[int, int]], text: str, shape: Shape
-    ) -> None:
-        """Refuse a supervised turn that is rendered empty or without its tool calls."""
-        if index not in ranges:
-            return
-        start, stop = ranges[index]
-        written = text[start:stop]
-        if not written.rstrip().removesuffix(shape.turns[index].end).strip():
-            raise RowRejected("empty_turn", f"message {index}, a turn of the assistant, is rendered empty")
-        for call in message.get("tool_calls", ()):
-            if call["function"]["name"] not in written:
-                raise RowRejected("message_not_rendered", f"the template leaves a tool call of message {index} out")
+def _rest_of_end(text: str, start: int, stop: int, end: str) -> int:
+    """Length of the end mark that follows a span; some templates write it after their generation mark."""
+    return len(end) if text.startswith(end, stop) and not text[start:stop].rstrip().endswith(end) else 0
+
+
+def _inside(span: tuple[int, int], turn: tuple[int, int], text: str) -> bool:
+    """Whether `span` is in `turn` but for whitespace."""
+    before, after = text[span[0] : max(span[0], turn[0])], text[min(span[1], turn[1]) : span[1]]
+    return span[0] < turn[1] and turn[0] < span[1] and not before.strip() and not after.strip()
+
+
+def _check_turn(message: Mapping[str, Any], index: int, text: str, spans: Spans, end: str) -> None:
+    """Refuse a supervised turn that is rendered empty or without its tool calls."""
+    written = "".join([text[start:stop] for start, stop in spans])
+    if not written.rstrip().removesuffix(end).strip():
+        raise RowRejected("empty_turn", f"message {index}, a turn of the assistant, is rendered empty")
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] not in written:
+            raise RowRejected("message_not_rendered", f"the template leaves a tool call of message {index} out")
 
 
 def _digest(value: Any) -> bytes:

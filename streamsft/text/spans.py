@@ -14,6 +14,7 @@ In the latter two the pieces must fit in exactly one way; otherwise the chat is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from streamsft.text.conversation import RowRejected
 from streamsft.text.skeleton import Messages, Shape, find_marks
@@ -21,30 +22,26 @@ from streamsft.text.skeleton import Messages, Shape, find_marks
 __all__ = ["place", "search", "search_skeleton"]
 
 
-def place(shape: Shape, contents: Sequence[str], text: str) -> list[tuple[int, int]] | None:
+def place(shape: Shape, contents: Sequence[str], text: str) -> dict[int, tuple[int, int]] | None:
     """The character range of every message, if the pieces of `shape` and `contents` together are `text`.
 
     A range runs from where the writer takes over to the end of the end mark. None where they are not.
     """
-    pieces = shape.pieces
-    if not pieces:
+    if not shape.pieces:
         return None
+    parts = [""] * (2 * len(contents) + 1)
+    parts[0::2] = shape.pieces
     for known in (contents, [content.strip() for content in contents]):
-        parts = [pieces[0]]
-        for content, piece in zip(known, pieces[1:], strict=True):
-            parts.append(content)
-            parts.append(piece)
+        parts[1::2] = known
         if "".join(parts) == text:
             break
     else:
         return None
-    ranges = []
-    position = 0
-    for number, (turn, content) in enumerate(zip(shape.turns, known, strict=True)):
-        start = position + len(pieces[number])
-        position = start + len(content)
-        ranges.append((start - turn.lead, position + turn.gap + len(turn.end)))
-    return ranges
+    borders = list(accumulate(map(len, parts)))
+    return {
+        index: (borders[2 * index] - lead, borders[2 * index + 1] + gap + len(end))
+        for index, (lead, gap, end) in enumerate(shape.turns)
+    }
 
 
 def search(shape: Shape, messages: Messages, text: str) -> dict[int, tuple[int, int]] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import final
@@ -20,8 +19,6 @@ from streamsft.training.schedule import learning_rate
 from streamsft.training.settings import TrainSettings
 
 __all__ = ["StepOutcome", "Stepper", "exchange", "make_optimizer"]
-
-_log = logging.getLogger(__name__)
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from tests import laws
 from tests.fakes import ListSource, source
 from tests.mixes import Mix, mixes
 
@@ -147,3 +149,13 @@ def test_moved_to_a_device_it_keeps_its_rows() -> None:
 def test_labels_keep_every_token_id(token: int) -> None:
     batch = _batch(ListSource("s", [([1, token], [0, 1])]), 2, lookahead=1)
     assert batch.labels.tolist() == [[-100, token]]
+
+
+def test_values_of_the_stream_survive_pickling() -> None:
+    batch = _two_documents()
+    assert laws.samples(pickle.loads(pickle.dumps(batch))) == laws.samples(batch)
+    assert pickle.loads(pickle.dumps(batch)).lanes == batch.lanes
+    pack = next(iter(Mix().packer()))
+    assert laws.samples(pickle.loads(pickle.dumps(pack))) == laws.samples(pack)
+    info = Mix().packer().info
+    assert pickle.loads(pickle.dumps(info)) == info

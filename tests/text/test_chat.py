@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsft.errors import TokenizerError
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import parser
@@ -141,6 +140,7 @@ def test_chats_without_a_user_and_with_one_at_the_end_are_accepted() -> None:
     assert supervised(chat(), [U, A, V]) == ["4.<|im_end|>"]
     assert supervised(chat(), [A, B]) == ["4.<|im_end|>", "Five.<|im_end|>"]
     assert len(supervised(chat(train_on="everything"), [U])) == 1
+    assert len(supervised(chat(made.TRIMMING, "everything"), [{**U, "content": " q "}])) == 1
 
 
 def test_what_a_template_raises_is_the_reason_of_the_row() -> None:
@@ -157,24 +157,6 @@ def test_a_template_that_leaves_a_message_out_rejects_the_row() -> None:
 def test_line_separators_and_characters_of_many_bytes_come_through() -> None:
     text = "a\u2028b\u2029c\u0085d 😀\u200d👩 𝔸 e\u0301 \x00"
     assert supervised(chat(), [U, {**A, "content": text}]) == [f"{text}<|im_end|>"]
-
-
-def test_marks_of_internal_use_are_rejected_only_where_they_are_used() -> None:
-    messages = [U, {**A, "content": "x\ufdd0"}]
-    assert reason(chat(made.CHATML_MARKED), messages) == "bad_unicode"
-    assert supervised(chat(), messages) == ["x\ufdd0<|im_end|>"]
-
-
-def test_generation_marks_that_do_not_tell_turns_apart_serve_only_where_that_is_not_needed() -> None:
-    template = made.CHATML_MARKED.replace(
-        "{{ message.content }}{% endgeneration %}",
-        "{{ message.content[:1] }}{% endgeneration %}{% generation %}{{ message.content[1:] }}{% endgeneration %}",
-    )
-    using = ChatTokenizer(made.bpe(template))
-    assert supervised(using, [U, A, V, B]) == ["4.<|im_end|>", "Five.<|im_end|>"]
-    assert reason(using, [U, {**A, "weight": 0}, V, B]) == "span_not_found"
-    with pytest.raises(TokenizerError, match="which turn"):
-        ChatTokenizer(made.bpe(template), train_on="last_assistant")
 
 
 def _tool_chat(arguments: Any) -> list[dict[str, Any]]:

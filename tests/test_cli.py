@@ -1,0 +1,175 @@
+"""The command line: light to start, one clear message for what a user can mend, exit codes that scripts can use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import streamsft
+from streamsft.cli import app
+from tests.pipelines import demo_files, small_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "version")
+runner = CliRunner()
+
+
+def write(folder: Path) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(small_config(folder)))
+    return file
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=lambda c: c[0] if c else "app")
+def test_help_is_there_for_every_command(command: tuple[str, ...]) -> None:
+    result = runner.invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+    if not command:
+        assert all(f"  {name}" in result.output for name in COMMANDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from streamsft.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'numpy', 'pydantic', 'rich', 'yaml'}\n"
+        "print('heavy:', *sorted(heavy & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "heavy:"
+
+
+def test_version_names_what_a_bug_report_needs() -> None:
+    shown = runner.invoke(app, ["version"]).output
+    assert f"streamsft {streamsft.__version__}" in shown
+    assert "torch " in shown
+    assert "python 3." in shown
+
+
+@pytest.mark.parametrize("command", ["validate", "tokenize", "preview", "train"])
+def test_a_mistake_is_one_message_without_a_traceback_and_exit_code_2(tmp_path: Path, command: str) -> None:
+    result = runner.invoke(app, [command, str(write(tmp_path)), "train.stepz=3", "sede=4"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path}/config.yaml: 2 things are wrong\n")
+    assert "did you mean 'steps'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_where_an_error_was_raised(tmp_path: Path) -> None:
+    result = run("streamsft", "validate", tmp_path / "none.yaml", "--debug")
+    assert "Traceback" in result.stderr
+    assert "there is no such config file" in result.stderr
+    result = run("streamsft", "validate", tmp_path / "none.yaml")
+    assert result.returncode == 2
+    assert result.stderr == f"error: {tmp_path}/none.yaml: there is no such config file\n"
+
+
+def test_a_source_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["train", str(write(tmp_path)), "mix.sources.units.path=no/units.json"])
+    assert result.exit_code == 2
+    assert "error: source units: no/units.json: no such file" in result.stderr
+
+
+def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    for arguments, expected in (
+        (["validate"], "the config is valid"),
+        (["tokenize", "--processes", "1"], "rejected rows are in"),
+        (["tokenize", "--verify"], "strings"),
+        (["preview", "--packs", "1", "--draws", "100"], "of them filled"),
+        (["preview", "--row", "units:3"], "rendered as alpaca"),
+        (["train", "train.steps=2"], "done: 2 steps"),
+        (["train", "--quiet"], ""),
+    ):
+        command, *rest = arguments
+        result = runner.invoke(app, [command, str(config), *rest])
+        assert result.exit_code == 0, result.output
+        assert expected in result.output
+    lines = (tmp_path / "run" / "audit" / "rank-0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_run_of_another_stream_is_refused_and_fresh_moves_it(tmp_path: Path) -> None:
+    config = str(write(tmp_path))
+    assert runner.invoke(app, ["train", config, "-q"]).exit_code == 0
+    refused = runner.invoke(app, ["train", config, "-q", "seed=9"])
+    assert refused.exit_code == 2
+    assert "seed: 7 in the state, 9 here" in refused.stderr
+    assert runner.invoke(app, ["train", config, "-q", "seed=9", "--fresh"]).exit_code == 0
+    assert (tmp_path / "run.1" / "audit" / "rank-0.jsonl").exists()
+
+
+def test_demo_takes_a_folder_and_overrides(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    arguments = ["demo", str(folder), "train.steps=3", "metrics.log_every=1", "loader.global_batch_size=2"]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    for expected in ("3 steps were made, and the loss went from", "What to try next", f"streamsft preview {folder}"):
+        assert expected in result.output
+    again = runner.invoke(app, arguments)
+    assert again.exit_code == 0
+    assert "the run was at step 3 already" in again.output
+    assert runner.invoke(app, ["demo", str(demo_files().corpora["units"].parent)]).exit_code == 2
+
+
+def torchrun(config: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    return run(*launcher, "streamsft", "train", config, *overrides)
+
+
+def test_torchrun_ranks_share_the_steps_of_one_process(tmp_path: Path) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for folder in (alone, shared):
+        folder.mkdir()
+        write(folder)
+    assert runner.invoke(app, ["train", str(alone / "config.yaml"), "-q"]).exit_code == 0
+    result = torchrun(shared / "config.yaml")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("done: 4 steps") == 1
+    ranks = [_packs(shared, rank) for rank in range(2)]
+    assert [one + other for one, other in zip(*ranks, strict=True)] == _packs(alone, 0)
+
+
+def test_an_error_ends_all_ranks_with_one_message(tmp_path: Path) -> None:
+    result = torchrun(write(tmp_path), "mix.sources.units.path=no/units.json")
+    assert result.returncode != 0
+    assert result.stderr.count("error: source units: no/units.json: no such file") == 1
+
+
+def _packs(folder: Path, rank: int) -> list[list[object]]:
+    lines = (folder / "run" / "audit" / f"rank-{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line)["packs"] for line in lines]
+
+
+def test_the_other_shipped_configs_are_valid_over_their_data(test_data: Path) -> None:
+    environment = {"STREAMSFT_TEST_DATA": str(test_data), "DEMO": str(demo_files().folder)}
+    for name in ("nested", "quickstart"):
+        result = runner.invoke(app, ["validate", str(CONFIGS / f"{name}.yaml")], env=environment)
+        assert result.exit_code == 0, result.output
+
+
+def test_the_real_mix_runs_and_tells_its_rejections(test_data: Path, tmp_path: Path) -> None:
+    overrides = ["train.model=none", "train.steps=300", "metrics.log_every=300", "metrics.sinks=[]"]
+    places = [f"train.run_dir={tmp_path / 'run'}", f"cache.dir={tmp_path / 'cache'}"]
+    arguments = ["train", str(CONFIGS / "real-mix.yaml"), *overrides, *places]
+    result = runner.invoke(app, arguments, env={"STREAMSFT_TEST_DATA": str(test_data)})
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["metrics"]
+    assert record["data/packing_efficiency"] > 0.99
+    assert record["data_gsm8k/share_samples"] == pytest.approx(record["data_gsm8k/share_asked"], abs=0.01)
+    rejected = sum(record[f"data_{name}/rejected"] for name in ("gsm8k", "toolformer", "fastchat", "identity"))
+    assert rejected == 0
+    listed = [line for file in tmp_path.glob("cache/stores/*/rejected.jsonl") for line in file.read_text().splitlines()]
+    assert len(listed) == record["data_mix/rejected"]
