@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, final
 
 from streamsft.errors import DataError
@@ -15,9 +16,9 @@ from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rawrows import ArrowChunk, Chunk, JsonLines, JsonTexts, ListedRows, RowReader
 from streamsft.sources.tables import read_arrow, read_delimited, read_parquet
 
-__all__ = ["RawFiles"]
+__all__ = ["DELIMITERS", "RawFiles", "reading"]
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 @final
@@ -55,16 +56,8 @@ class RawFiles(RowReader):
     def chunks(self) -> Iterator[Chunk]:
         before = 0
         for index, file in enumerate(self.raw_files):
-            _check_unchanged(file)
-            try:
+            with reading(file):
                 yield from _read(file, index, before)
-            except (OSError, EOFError, zlib.error) as error:
-                raise _unreadable(file, error) from error
-            except ValueError as error:
-                if isinstance(error, DataError) or type(error).__module__ != "pyarrow.lib":
-                    raise
-                raise _unreadable(file, error) from error
-            _check_unchanged(file)
             before += file.size
 
     def _hash(self, file: RawFile) -> str:
@@ -82,6 +75,25 @@ class RawFiles(RowReader):
         return digest
 
 
+@contextmanager
+def reading(file: RawFile) -> Iterator[None]:
+    """Say which file it was when reading it fails, and see that it is the one that was listed, before and after.
+
+    Raises:
+        DataError: it cannot be read, or has changed.
+    """
+    _check_unchanged(file)
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(file, error) from error
+    except ValueError as error:
+        if isinstance(error, DataError) or type(error).__module__ != "pyarrow.lib":
+            raise
+        raise _unreadable(file, error) from error
+    _check_unchanged(file)
+
+
 def _read(file: RawFile, index: int, before: int) -> Iterator[Chunk]:
     if file.format in ("parquet", "arrow"):
         pieces = read_parquet(file.path) if file.format == "parquet" else read_arrow(file.path)
@@ -95,8 +107,8 @@ def _read(file: RawFile, index: int, before: int) -> Iterator[Chunk]:
 
 
 def _read_text(file: RawFile, index: int, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Chunk]:
-    if file.format in _DELIMITERS:
-        for rows, row_lines in read_delimited(stream, _DELIMITERS[file.format], file.path):
+    if file.format in DELIMITERS:
+        for rows, row_lines in read_delimited(stream, DELIMITERS[file.format], file.path):
             yield ListedRows(file=index, read=position(), values=tuple(rows), lines=tuple(row_lines))
     elif file.format == "json" and holds_array(stream):
         for texts, text_lines in split_array(stream, file.path):

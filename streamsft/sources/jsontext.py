@@ -11,7 +11,7 @@ from typing import BinaryIO, final
 from streamsft.errors import DataError
 from streamsft.sources.rawrows import CHUNK_BYTES
 
-__all__ = ["holds_array", "split_array", "split_lines"]
+__all__ = ["array_elements", "holds_array", "skip_mark", "split_array", "split_lines"]
 
 _BOM = codecs.BOM_UTF8
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -58,56 +58,99 @@ def split_array(stream: BinaryIO, where: str) -> Iterator[tuple[list[bytes], lis
     Raises:
         DataError: the array is malformed, so that what follows cannot be told apart.
     """
-    window = _Window(stream, where)
     texts: list[bytes] = []
     lines: list[int] = []
     size = 0
-    window.expect("[", "a JSON array")
-    more = not window.skip("]")
-    while more:
-        line = window.line
-        text = window.element()
+    for text, line, _ in array_elements(stream, where):
         texts.append(text)
         lines.append(line)
         size += len(text)
         if size >= CHUNK_BYTES:
             yield texts, lines
             texts, lines, size = [], [], 0
-        more = window.skip(",")
-        if not more:
-            window.expect("]", "',' or ']'")
     if texts:
         yield texts, lines
+
+
+def array_elements(
+    stream: BinaryIO, where: str, start: tuple[int, int] | None = None
+) -> Iterator[tuple[bytes, int, tuple[int, int]]]:
+    """Each element of a JSON array: its text, the line it starts on (from 1), and where the array goes on behind it.
+
+    Args:
+        stream: at the start of the text, or at `start`.
+        where: the file, for messages.
+        start: where to go on behind an element, as (byte, line).
+
+    Raises:
+        DataError: the array is malformed, so that what follows cannot be told apart.
+    """
+    window = _Window(stream, where, start)
+    if start is None:
+        window.expect("[", "a JSON array")
+        more = not window.skip("]")
+    else:
+        more = window.goes_on()
+    while more:
+        line = window.line
+        text = window.element()
+        yield text, line, window.position
+        more = window.goes_on()
     window.expect_end()
+
+
+def skip_mark(stream: BinaryIO, where: str) -> int:
+    """Step over a byte order mark at the start of a buffered stream; the bytes it takes.
+
+    Raises:
+        DataError: the text is UTF-16.
+    """
+    head: bytes = stream.peek(len(_BOM))[: len(_BOM)]  # type: ignore[attr-defined]
+    length = len(head) - len(_without_bom(head, where))
+    stream.read(length)
+    return length
 
 
 @final
 class _Window:
     """A sliding window over the characters of a stream."""
 
-    def __init__(self, stream: BinaryIO, where: str) -> None:
+    def __init__(self, stream: BinaryIO, where: str, start: tuple[int, int] | None) -> None:
+        self._byte, self._line = start or (skip_mark(stream, where), 1)
         self._stream = stream
         self._where = where
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
         self._scan = json.JSONDecoder().raw_decode
-        self._text = self._decode(_without_bom(stream.read(CHUNK_BYTES), where))
+        self._text = self._decode(stream.read(CHUNK_BYTES))
         self._at = 0
         self._counted = 0
-        self._line = 1
 
     @property
     def line(self) -> int:
         """Line of the next character that is not blank."""
         self._skip_space()
+        return self.position[1]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Byte and line of the next character."""
         self._line += self._text.count("\n", self._counted, self._at)
         self._counted = self._at
-        return self._line
+        return self._byte, self._line
+
+    def goes_on(self) -> bool:
+        """Step over what follows an element; whether another one comes."""
+        more = self.skip(",")
+        if not more:
+            self.expect("]", "',' or ']'")
+        return more
 
     def skip(self, character: str) -> bool:
         """Step over `character` if it is next."""
         self._skip_space()
         found = self._text.startswith(character, self._at)
         self._at += found
+        self._byte += found
         return found
 
     def expect(self, character: str, what: str) -> None:
@@ -135,16 +178,19 @@ class _Window:
                 raise self._malformed(str(error)) from error
             if len(self._text) - end < _NUMBER_GOES_ON and self._fill():
                 continue
-            text = self._text[self._at : end]
+            text = self._text[self._at : end].encode("utf-8", "surrogateescape")
             self._at = end
-            return text.encode("utf-8", "surrogateescape")
+            self._byte += len(text)
+            return text
 
     def _may_go_on(self, error: json.JSONDecodeError) -> bool:
         return error.msg.startswith("Unterminated string") or error.pos >= len(self._text.rstrip()) - _TAIL
 
     def _skip_space(self) -> None:
         while True:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            end = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            self._byte += end - self._at
+            self._at = end
             if self._at < len(self._text) or not self._fill():
                 return
 

@@ -26,6 +26,7 @@ __all__ = [
     "ListedRows",
     "Row",
     "RowReader",
+    "decode_batch",
     "iterate_rows",
     "null_pruner",
     "parse_json_row",
@@ -131,7 +132,7 @@ class ArrowChunk(Chunk):
 
         with pa.ipc.open_stream(io.BytesIO(self.data)) as reader:
             prune = null_pruner(reader.schema)
-            return [Row(prune(value)) for batch in reader for value in _decoded(batch)]
+            return [Row(prune(value)) for batch in reader for value in decode_batch(batch)]
 
 
 class RowReader(Protocol):
@@ -225,7 +226,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _decoded(batch: Any) -> list[dict[str, Any] | BadRow]:
+def decode_batch(batch: Any) -> list[dict[str, Any] | BadRow]:
+    """The rows of an Arrow record batch as they are, nulls included; text that is not UTF-8 costs its row alone."""
     try:
         return list(batch.to_pylist())
     except UnicodeDecodeError:

@@ -6,12 +6,13 @@ import csv
 import io
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, BinaryIO
 
 from streamsft.errors import DataError
 from streamsft.sources.rawrows import CHUNK_BYTES, BadRow
 
-__all__ = ["read_arrow", "read_delimited", "read_parquet", "serialized"]
+__all__ = ["read_arrow", "read_delimited", "read_parquet", "record_batches", "rows_per_piece", "serialized"]
 
 _MAX_ROWS = 4096  # per piece, however small the rows
 
@@ -25,7 +26,7 @@ def read_parquet(path: str) -> Iterator[tuple[bytes, int, float]]:
         done = 0
         for group in range(file.num_row_groups):
             shape = file.metadata.row_group(group)
-            rows = _rows_per_piece(shape.num_rows, shape.total_byte_size)
+            rows = rows_per_piece(shape.num_rows, shape.total_byte_size)
             for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
                 done += batch.num_rows
                 yield serialized(batch), batch.num_rows, done / total
@@ -36,14 +37,18 @@ def read_arrow(path: str) -> Iterator[tuple[bytes, int, float]]:
     import pyarrow as pa
 
     with pa.memory_map(path) as mapped:
-        for batch, share in _record_batches(mapped):
-            rows = _rows_per_piece(batch.num_rows, batch.nbytes)
+        for batch, share in record_batches(mapped):
+            rows = rows_per_piece(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, rows):
                 piece = batch.slice(start, rows)
                 yield serialized(piece), piece.num_rows, share
 
 
-def _record_batches(mapped: Any) -> Iterator[tuple[Any, float]]:
+def record_batches(mapped: Any, first: int = 0) -> Iterator[tuple[Any, float]]:
+    """Record batches of a mapped Arrow file from number `first` on, with the share of the file read so far.
+
+    The batches before it are passed over without touching their data.
+    """
     import pyarrow as pa
 
     try:
@@ -51,12 +56,12 @@ def _record_batches(mapped: Any) -> Iterator[tuple[Any, float]]:
     except pa.ArrowInvalid:
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
-            for batch in stream:
+            for batch in islice(stream, first, None):
                 yield batch, mapped.tell() / mapped.size()
     else:
         with file:
             count = file.num_record_batches
-            yield from ((file.get_batch(i), (i + 1) / count) for i in range(count))
+            yield from ((file.get_batch(i), (i + 1) / count) for i in range(first, count))
 
 
 def serialized(batch: Any) -> bytes:
@@ -69,7 +74,8 @@ def serialized(batch: Any) -> bytes:
     return sink.getvalue()
 
 
-def _rows_per_piece(rows: int, size: int) -> int:
+def rows_per_piece(rows: int, size: int) -> int:
+    """How many of `rows` rows that hold `size` bytes make a piece of about `CHUNK_BYTES`."""
     return max(1, min(_MAX_ROWS, rows * CHUNK_BYTES // max(1, size)))
 
 
