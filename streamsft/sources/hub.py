@@ -40,19 +40,35 @@ class HubDataset:
         Raises:
             DataError: there is no such dataset, configuration, split or revision, or no way to it.
         """
+        loaded: datasets.Dataset = self._load(streaming=False)
+        return loaded
+
+    def stream(self) -> datasets.IterableDataset:
+        """The dataset as one that is read while it is used, without downloading it first.
+
+        Raises:
+            DataError: there is no such dataset, configuration, split or revision, or no way to it.
+        """
+        loaded: datasets.IterableDataset = self._load(streaming=True)
+        return loaded
+
+    def _load(self, *, streaming: bool) -> Any:
         import datasets
 
         try:
-            loaded = datasets.load_dataset(
-                self.id, self.config, split=self.split, revision=self.revision, data_files=self.data_files
+            return datasets.load_dataset(
+                self.id,
+                self.config,
+                split=self.split,
+                revision=self.revision,
+                data_files=self.data_files,
+                streaming=streaming,
             )
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise DataError(
                 f"hub: {self.id}: cannot be loaded: {error}. Check the id, the config, the split "
                 f"({self.split!r}) and the revision, and that the hub can be reached"
             ) from error
-        assert isinstance(loaded, datasets.Dataset)
-        return loaded
 
 
 @final

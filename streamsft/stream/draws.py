@@ -73,9 +73,9 @@ class Schedule:
             )
         self.stride = np.array([round(SCALE[unit] / share) if share else 0 for share in shares], np.int64)
 
-    def phases(self, seed: int, names: Sequence[str], lane: int, costs: Sequence[int]) -> Ints:
+    def phases(self, seed: int, names: Sequence[str], lane: int, costs: Sequence[int] | None = None) -> Ints:
         """First due times: keyed by name and lane, uniform in [0, cost / share), int64[sources]."""
-        spans = (self.stride * np.array(costs, np.int64)).tolist()
+        spans = (self.stride if costs is None else self.stride * np.array(costs, np.int64)).tolist()
         keys = (derive_key(seed, name, "phase", lane) for name in names)
         return np.array([key % span if span else 0 for key, span in zip(keys, spans, strict=True)], np.int64)
 
@@ -95,13 +95,16 @@ class Schedule:
         ]
         return np.array(moved, np.int64)
 
-    def draw(self, due: Ints, drawn: Ints, count: int, cost: Cost) -> Drawn:
+    def draw(self, due: Ints, drawn: Ints, count: int, cost: Cost | None = None) -> Drawn:
         """Draw `count` times from due times `due` and draw counts `drawn` (int64[sources] each).
 
         Args:
             cost: asked for, once per draw and in the order of draws, when shares count tokens.
         """
-        return self._by_samples(due, drawn, count) if self.unit == "samples" else self._by_cost(due, drawn, count, cost)
+        if self.unit == "samples":
+            return self._by_samples(due, drawn, count)
+        assert cost is not None
+        return self._by_cost(due, drawn, count, cost)
 
     def _by_samples(self, due: Ints, drawn: Ints, count: int) -> Drawn:
         """All due times are known: merge those of each source's next draws."""

@@ -15,8 +15,10 @@ from streamsft.errors import ConfigError, StateError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
+from streamsft.stream.mixture import Leaf, usable_rows
+from streamsft.stream.plan import Plan
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan
 from streamsft.types import Sample, Shard
 

@@ -10,12 +10,14 @@ from typing import Any, TypeAlias, final, get_args
 from streamsft.errors import ConfigError
 from streamsft.sources.base import Source, is_source
 from streamsft.sources.streaming import StreamingSource
+from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Unit
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
+from streamsft.stream.mixture import Leaf, Mixture, usable_rows
 from streamsft.stream.packing import Packing
-from streamsft.stream.plan import Documents, Leaf, Mixture, Plan, usable_rows
+from streamsft.stream.plan import Plan
 from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 
@@ -108,7 +110,11 @@ class Interleave(LaneDataset[Sample]):
 
     def tree(self, leaves: Sequence[Leaf]) -> Info:
         """The part of the pipeline tree from here on, for the leaves that were made of it."""
-        return self._tree({leaf.name: leaf for leaf in leaves}, f"seed {self.seed}, by {self.unit}", 1.0)
+        return self._tree(
+            {leaf.name: leaf for leaf in leaves},
+            f"seed {self.seed}" + (", weights count tokens" if self.unit == "tokens" else ""),
+            1.0,
+        )
 
     def _tree(self, leaves: dict[str, Leaf], detail: str, share: float | None) -> Info:
         below: list[Info] = []

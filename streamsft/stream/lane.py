@@ -9,8 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.stream.documents import Documents
 from streamsft.stream.feed import Feed, FeedState
-from streamsft.stream.plan import Documents, Plan, Window
+from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Lane", "LaneState"]
@@ -73,6 +74,8 @@ class LaneState:
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
         sources = len(plan.leaves)
+        if unknown := set(value) - _FIELDS:
+            raise StateError(f"{where}: has unknown fields {', '.join(sorted(map(str, unknown)))}")
         if len(due) != sources or len(drawn) != sources or len(feeds) != len(plan.streaming):
             raise StateError(
                 f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are {sources} and "
@@ -128,6 +131,9 @@ class LaneState:
             if leaf.streams:
                 feeds[after.streaming.index(at)] = self.feeds[before.streaming.index(known)]
         return replace(self, due=tuple(due), drawn=tuple(drawn), feeds=tuple(feeds), before_edit=False)
+
+
+_FIELDS = {"window", "due", "drawn", "emitted", "feeds", "steps", "before_edit"}
 
 
 @final

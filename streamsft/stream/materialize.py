@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from streamsft import errors
 from streamsft.errors import MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
-from streamsft.stream.plan import Documents
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
@@ -142,7 +142,6 @@ class RawBatch:
             at += array.nbytes
             return array
 
-        lanes = header["lanes"].items()
         return cls(
             step=header["step"],
             packs=header["packs"],

@@ -9,12 +9,13 @@ import numpy as np
 
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
+from streamsft.stream.documents import Documents
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Overflow, Packing
-from streamsft.stream.plan import Documents, Plan
+from streamsft.stream.plan import Plan
 from streamsft.types import Pack, Sample, Shard
 
 __all__ = ["Packer"]

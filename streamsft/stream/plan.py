@@ -3,161 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
-from streamsft.errors import DataError, EmptySourceError
 from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
-from streamsft.sources.base import Source
-from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.draws import Schedule, Unit, mixed
+from streamsft.stream.documents import Documents
+from streamsft.stream.draws import Schedule, mixed
 from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
-from streamsft.stream.weights import WeightTree
 from streamsft.types import Bools, Ints
 
-__all__ = ["Documents", "Leaf", "Plan", "Window"]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Leaf:
-    """A source as a mix draws from it.
-
-    Attributes:
-        source: where the rows are.
-        share: its part of the draws of the whole mix, in [0, 1]; with weights by step, that at the start.
-        groups: names of the mixes it is in, outermost first.
-        shuffle: whether each pass has an order of its own, or the order of the input.
-        usable: stored rows that can be drawn, ascending, int64[m]; None where all can.
-        dropped: rows that cannot be drawn under this packing, by reason.
-    """
-
-    source: Source | StreamingSource
-    share: float = 0.0
-    groups: tuple[str, ...] = ()
-    shuffle: bool = True
-    usable: Ints | None = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def streams(self) -> bool:
-        """Whether the source is read in order rather than by index."""
-        return isinstance(self.source, StreamingSource)
-
-    @property
-    def streamed(self) -> StreamingSource:
-        """The source as one that is read in order."""
-        assert isinstance(self.source, StreamingSource)
-        return self.source
-
-    @property
-    def indexed(self) -> Source:
-        """The source as one that is read by index."""
-        assert not isinstance(self.source, StreamingSource)
-        return self.source
-
-    @property
-    def rows(self) -> int:
-        """Rows that can be drawn: the length of a pass; 0 where that is unknown."""
-        if isinstance(self.source, StreamingSource):
-            return 0
-        return len(self.source) if self.usable is None else len(self.usable)
-
-
-def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, dict[str, int]]:
-    """Stored rows that leave something to train on, and how many do not, by reason.
-
-    Args:
-        source: the source.
-        packing: its sequence length and overflow policy; None when documents are not cut.
-
-    Raises:
-        DataError: ``overflow: error`` and a row is longer than a pack; names source, file and row.
-        EmptySourceError: no row is left.
-    """
-    lengths, first = source.lengths, source.first_supervised
-    empty = first >= lengths
-    too_long = np.zeros(len(lengths), np.bool_)
-    if packing is not None:
-        over = lengths > packing.sequence_length
-        if packing.overflow == "error" and over.any():
-            at = int(np.argmax(over))
-            raise DataError(
-                f"source {source.name!r}, {source.origin(at)}: {lengths[at]} tokens do not fit a pack of "
-                f"{packing.sequence_length} slots; raise sequence_length or choose overflow: truncate, drop or split"
-            )
-        if packing.overflow == "drop":
-            too_long = over & ~empty
-        elif packing.overflow == "truncate":
-            empty = empty | (first >= packing.sequence_length)
-    dropped = {"nothing_supervised": int(empty.sum()), "too_long": int(too_long.sum())}
-    dropped = {reason: count for reason, count in dropped.items() if count}
-    usable = np.flatnonzero(~(empty | too_long)) if dropped else None
-    if len(lengths) == sum(dropped.values()):
-        why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it holds no row"
-        limit = "" if packing is None else f" at sequence_length {packing.sequence_length}"
-        raise EmptySourceError(f"source {source.name!r} has no row that could be drawn{limit}: {why}")
-    return usable, dropped
-
-
-class Documents(NamedTuple):
-    """Documents in pack order; each array has one entry per document."""
-
-    source: Ints
-    """Number of the leaf, int64[n]."""
-    stored: Ints
-    """Stored row in that source, int64[n]; of a streaming source number * lanes + lane of the draw."""
-    row: Ints
-    """That row's number in the source's input order, int64[n]."""
-    pass_index: Ints
-    """How often the source had been gone through before, int64[n]."""
-    start: Ints
-    """First token taken of the row, int64[n]; above 0 in later fragments only."""
-    first: Ints
-    """1 where a draw's first document stands, int64[n]; 0 in the further fragments of a split row."""
-    length: Ints
-    """Tokens taken, int64[n]."""
-    cut: Ints
-    """Tokens that truncation leaves out behind them, int64[n]."""
-    pack: Ints
-    """Number of the pack, int64[n], never decreasing."""
-
-    def take(self, keep: Ints | Bools | slice) -> Documents:
-        """The documents that `keep` selects."""
-        return Documents(*(column[keep] for column in self))
-
-    def packs(self, start: int, stop: int) -> Documents:
-        """The documents of packs `start` to `stop` (exclusive), packs numbered from 0 again."""
-        first, last = np.searchsorted(self.pack, (start, stop)).tolist()
-        part = self.take(slice(first, last))
-        return part._replace(pack=part.pack - start)
-
-    @staticmethod
-    def join(parts: Sequence[tuple[Documents, int]]) -> Documents:
-        """Documents of several (documents, number of packs) parts, packs numbered on."""
-        if len(parts) == 1:
-            return parts[0][0]
-        offsets = np.cumsum([0, *(count for _, count in parts)])
-        moved = [part._replace(pack=part.pack + offset) for (part, _), offset in zip(parts, offsets, strict=False)]
-        return Documents(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mixture:
-    """What is mixed: the sources that are ever drawn, in the order of their names; their weights; what these count."""
-
-    leaves: tuple[Leaf, ...]
-    weights: WeightTree
-    unit: Unit = "samples"
+__all__ = ["Feeds", "Plan", "Window"]
 
 
 @final
@@ -218,9 +78,9 @@ class Plan:
             self._schedules = {step: Schedule([shares[name] for name in self.names], self.mixture.unit)}
         return self._schedules[step]
 
-    def first_due(self, lane: int, step: int) -> Ints:
+    def first_due(self, lane: int, step: int = 0) -> Ints:
         """Due times before the first draw of `lane` under the weights of a step, int64[sources]."""
-        costs = [1] * len(self.leaves)
+        costs = None
         if self.mixture.unit == "tokens":
             costs = [self._usual_length(leaf) for leaf in self.leaves]
         return self.schedule(step).phases(self.seed, self.names, lane, costs)
@@ -259,11 +119,14 @@ class Plan:
             for place, at in enumerate(self.streaming)
         }
 
-    def window(self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds, step: int = 0) -> Window:
+    def window(
+        self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds | None = None, step: int = 0
+    ) -> Window:
         """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each).
 
         Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
         """
+        feeds = feeds or {}
         draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
         found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)

@@ -10,8 +10,9 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import ConfigError, StateError
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.plan import Documents, Plan
+from streamsft.stream.plan import Plan
 from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology"]
