@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamsft.config import load_config, schema
+from streamsft.config_models import SECTIONS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
@@ -26,3 +27,11 @@ def test_a_shipped_config_is_valid_and_names_its_schema(file: Path) -> None:
 def test_the_schema_file_is_up_to_date() -> None:
     written = json.loads((CONFIGS / "schema.json").read_text())
     assert written == schema(), "run: python -m streamsft.config > configs/schema.json"
+
+
+def test_the_document_names_every_key_of_every_section() -> None:
+    text = (CONFIGS.parent / "docs" / "config.md").read_text()
+    for section, model in SECTIONS.items():
+        prefix = "".join("<name>." if part == "*" else f"{part}." for part in section)
+        for key in model.model_fields:
+            assert f"| `{prefix}{key}` |" in text or (key,) in SECTIONS, f"{prefix}{key}"
