@@ -110,11 +110,8 @@ class Interleave(LaneDataset[Sample]):
 
     def tree(self, leaves: Sequence[Leaf]) -> Info:
         """The part of the pipeline tree from here on, for the leaves that were made of it."""
-        return self._tree(
-            {leaf.name: leaf for leaf in leaves},
-            f"seed {self.seed}" + (", weights count tokens" if self.unit == "tokens" else ""),
-            1.0,
-        )
+        detail = f"seed {self.seed}, weights count tokens" if self.unit == "tokens" else f"seed {self.seed}"
+        return self._tree({leaf.name: leaf for leaf in leaves}, detail, 1.0)
 
     def _tree(self, leaves: dict[str, Leaf], detail: str, share: float | None) -> Info:
         below: list[Info] = []

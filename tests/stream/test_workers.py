@@ -20,6 +20,7 @@ from streamsft.metrics.reducers import Mean
 from streamsft.stream.loader import Loader
 from streamsft.stream.materialize import RawBatch, error_to_bytes
 from streamsft.stream.packer import Packer
+from streamsft.stream.steps import Mixes
 from streamsft.types import Sample, Shard
 from tests import laws
 from tests.fakes import ListSource, source
