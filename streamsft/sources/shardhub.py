@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
+from streamsft.errors import ConfigError, DataError, StateError, StreamsftError
 from streamsft.sources.rawrows import null_pruner
 from streamsft.sources.shardrows import FILE_SHIFT, Unit
 from streamsft.sources.shardstate import packed, unpacked
@@ -161,7 +162,7 @@ class ShardDataset:
     def _unlock(self) -> None:
         """Let remote files be read in a process that was forked off: the locks of `fsspec` are not valid there."""
         if self._process != os.getpid():
-            import fsspec
+            import fsspec  # type: ignore[import-untyped]
 
             fsspec.asyn.reset_lock()
             self._process = os.getpid()
