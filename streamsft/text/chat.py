@@ -68,8 +68,8 @@ class ChatTokenizer:
         if train_on not in get_args(TrainOn):
             raise ConfigError(f"train_on: {train_on!r} is not one of {', '.join(get_args(TrainOn))}")
         self.train_on = train_on
-        self._format = format
-        self._columns = dict(columns or {})
+        self.format = format
+        self.columns = dict(columns or {})
         self._parsers: dict[tuple[str, ...], Parser] = {}
         if format is not None:
             parser(format, columns)
@@ -179,8 +179,8 @@ class ChatTokenizer:
         key = tuple(row)
         parse = self._parsers.get(key)
         if parse is None:
-            name = self._format or detect_format([row], self._columns)
-            parse = parser(name, self._columns)
+            name = self.format or detect_format([row], self.columns)
+            parse = parser(name, self.columns)
             if len(self._parsers) < 256:
                 self._parsers[key] = parse
         result = self.encode([parse(row)])[0]
@@ -236,8 +236,8 @@ class ChatTokenizer:
                     "kwargs": dict(kwargs or {}),
                     "date": date or DEFAULT_DATE,
                     "train_on": self.train_on,
-                    "format": self._format,
-                    "columns": self._columns,
+                    "format": self.format,
+                    "columns": self.columns,
                 },
                 sort_keys=True,
                 allow_nan=False,

@@ -5,20 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
 from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.rawrows import BadRow, Chunk, Row
-from streamsft.text.conversation import RowRejected
+from streamsft.sources.streaming import Encoded, Refused
+from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import parser
 from streamsft.types import Bools, Int32s, Ints
 
 if TYPE_CHECKING:
     from streamsft.text.chat import ChatTokenizer
 
-__all__ = ["TRANSFORM_REASON", "ChatJob", "EncodedChunk", "Rejected", "Transform", "TransformJob", "decode_columns"]
+__all__ = [
+    "TRANSFORM_REASON",
+    "ChatJob",
+    "EncodedChunk",
+    "Rejected",
+    "Transform",
+    "TransformJob",
+    "decode_columns",
+    "encode_chats",
+    "encode_with",
+]
 
 Transform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
@@ -86,20 +98,11 @@ class ChatJob:
     def run(self, chunk: Chunk, /) -> EncodedChunk:
         """The tokens of `chunk`."""
         parse = parser(self.format, self.columns)
-        collected = _Collected()
-        conversations = []
-        for index, row in enumerate(rows := chunk.rows()):
-            try:
-                conversations.append((index, parse(decode_columns(_value(row), self.columns))))
-            except RowRejected as rejection:
-                collected.reject(index, row, rejection.reason, rejection.detail)
-        encoded = self.chat.encode([conversation for _, conversation in conversations])
-        for (index, _), result in zip(conversations, encoded, strict=True):
-            if isinstance(result, RowRejected):
-                collected.reject(index, rows[index], result.reason, result.detail)
-            else:
-                collected.accept(index, result.input_ids, result.loss_mask)
-        return collected.chunk(len(rows))
+        rows = chunk.rows()
+        results = encode_chats(
+            self.chat, lambda row: parse(decode_columns(row, self.columns)), [row.value for row in rows]
+        )
+        return _collected(rows, results)
 
 
 @final
@@ -123,82 +126,101 @@ class TransformJob:
         Raises:
             DataError: the function failed, or returned something else.
         """
-        collected = _Collected()
-        for index, row in enumerate(rows := chunk.rows()):
-            try:
-                result = self._call(_value(row))
-            except RowRejected as rejection:
-                collected.reject(index, row, rejection.reason, rejection.detail)
-            except StreamsftError as error:
-                raise type(error)(f"{self._where(chunk, index, row)}: {error}") from error
-            except Exception as error:
-                where = self._where(chunk, index, row)
-                raise DataError(f"{where}: the transform raised {type(error).__name__}: {error}") from error
-            else:
-                if result is None:
-                    collected.reject(index, row, TRANSFORM_REASON, "the transform returned None")
-                elif not result[1][1:].any():
-                    collected.reject(index, row, "nothing_supervised", "the mask supervises no token behind the first")
-                else:
-                    collected.accept(index, *result)
-        return collected.chunk(len(rows))
-
-    def _call(self, value: dict[str, Any]) -> tuple[Int32s, Bools] | None:
-        result = self.transform(value)
-        if result is None:
-            return None
-        if not isinstance(result, Mapping) or "input_ids" not in result or "loss_mask" not in result:
-            raise DataError("the transform must return a mapping with input_ids and loss_mask, or None")
-        ids, mask = (np.asarray(result[name]) for name in ("input_ids", "loss_mask"))
-        if ids.ndim != 1 or ids.shape != mask.shape or (ids.size and ids.dtype.kind not in "iu"):
-            raise DataError(
-                f"the transform must return flat integer input_ids and a loss_mask of the same length, not "
-                f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
-            )
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= np.iinfo(np.int32).max:
-            raise DataError(f"the transform returned token ids from {ids.min()} to {ids.max()}")
-        if not np.isin(mask, (0, 1)).all():
-            raise DataError("the transform returned a loss_mask with other values than 0, 1, False and True")
-        return ids.astype(np.int32), mask.astype(np.bool_)
+        rows = chunk.rows()
+        return _collected(
+            rows,
+            [
+                encode_with(self.transform, row.value, partial(self._where, chunk, index, row))
+                for index, row in enumerate(rows)
+            ],
+        )
 
     def _where(self, chunk: Chunk, index: int, row: Row) -> str:
         number = chunk.first_row + index if row.line is None else row.line
         return f"source {self.source}: {self.files[chunk.file]}:{number}"
 
 
-@final
-class _Collected:
-    """What a chunk has given so far."""
+def encode_chats(
+    chat: ChatTokenizer,
+    parse: Callable[[dict[str, Any]], Conversation],
+    rows: Sequence[dict[str, Any] | BadRow],
+) -> list[Encoded | Refused]:
+    """The tokens of rows that `parse` makes conversations of, or why there are none, in order."""
+    conversations: list[Conversation | RowRejected] = []
+    for row in rows:
+        try:
+            conversations.append(parse(_value(row)))
+        except RowRejected as rejection:
+            conversations.append(rejection)
+    return [
+        Refused(result.reason, result.detail)
+        if isinstance(result, RowRejected)
+        else Encoded(result.input_ids, result.loss_mask)
+        for result in chat.encode(conversations)
+    ]
 
-    def __init__(self) -> None:
-        self._index: list[int] = []
-        self._ids: list[Int32s] = []
-        self._masks: list[Bools] = []
-        self._rejected: list[Rejected] = []
 
-    def accept(self, index: int, ids: Int32s, mask: Bools) -> None:
-        self._index.append(index)
-        self._ids.append(ids)
-        self._masks.append(mask)
+def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Callable[[], str]) -> Encoded | Refused:
+    """The tokens that a user's function makes of a row, or why there are none.
 
-    def reject(self, index: int, row: Row, reason: str, detail: str) -> None:
-        self._rejected.append(Rejected(index, row.line, reason, detail))
+    Raises:
+        DataError: the function failed, or returned something else.
+    """
+    try:
+        result = _call(transform, _value(row))
+    except RowRejected as rejection:
+        return Refused(rejection.reason, rejection.detail)
+    except StreamsftError as error:
+        raise type(error)(f"{where()}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
+    if result is None:
+        return Refused(TRANSFORM_REASON, "the transform returned None")
+    if not result.loss_mask[1:].any():
+        return Refused("nothing_supervised", "the mask supervises no token behind the first")
+    return result
 
-    def chunk(self, rows: int) -> EncodedChunk:
-        return EncodedChunk(
-            rows=rows,
-            index=np.array(self._index, np.int64),
-            lengths=np.array([len(ids) for ids in self._ids], np.int32),
-            input_ids=np.concatenate([np.empty(0, np.int32), *self._ids]),
-            loss_mask=np.concatenate([np.empty(0, np.bool_), *self._masks]),
-            rejected=tuple(sorted(self._rejected, key=lambda rejected: rejected.index)),
+
+def _call(transform: Transform, row: dict[str, Any]) -> Encoded | None:
+    result = transform(row)
+    if result is None:
+        return None
+    if not isinstance(result, Mapping) or "input_ids" not in result or "loss_mask" not in result:
+        raise DataError("the transform must return a mapping with input_ids and loss_mask, or None")
+    ids, mask = (np.asarray(result[name]) for name in ("input_ids", "loss_mask"))
+    if ids.ndim != 1 or ids.shape != mask.shape or (ids.size and ids.dtype.kind not in "iu"):
+        raise DataError(
+            f"the transform must return flat integer input_ids and a loss_mask of the same length, not "
+            f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
         )
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= np.iinfo(np.int32).max:
+        raise DataError(f"the transform returned token ids from {ids.min()} to {ids.max()}")
+    if not np.isin(mask, (0, 1)).all():
+        raise DataError("the transform returned a loss_mask with other values than 0, 1, False and True")
+    return Encoded(ids.astype(np.int32), mask.astype(np.bool_))
 
 
-def _value(row: Row) -> dict[str, Any]:
-    if isinstance(row.value, BadRow):
-        raise RowRejected("bad_row", row.value.detail)
-    return row.value
+def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> EncodedChunk:
+    """The results of a chunk's rows, laid end to end."""
+    accepted = [(index, result) for index, result in enumerate(results) if isinstance(result, Encoded)]
+    return EncodedChunk(
+        rows=len(rows),
+        index=np.array([index for index, _ in accepted], np.int64),
+        lengths=np.array([len(result.input_ids) for _, result in accepted], np.int32),
+        input_ids=np.concatenate([np.empty(0, np.int32), *(result.input_ids for _, result in accepted)]),
+        loss_mask=np.concatenate([np.empty(0, np.bool_), *(result.loss_mask for _, result in accepted)]),
+        rejected=tuple(
+            Rejected(index, rows[index].line, result.reason, result.detail)
+            for index, result in enumerate(results)
+            if isinstance(result, Refused)
+        ),
+    )
+
+
+def _value(row: dict[str, Any] | BadRow) -> dict[str, Any]:
+    if isinstance(row, BadRow):
+        raise RowRejected("bad_row", row.detail)
+    return row
 
 
 def decode_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
