@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, final
 
 from streamsft.errors import ConfigError
-from streamsft.types import Bools, Int32s, check_name
+from streamsft.types import Bools, Int32s, Shard, check_name
+
+if TYPE_CHECKING:
+    from streamsft.sources.store import TokenStore
+    from streamsft.stream.faces import SourceStream
+    from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.filters import Filters
+    from streamsft.text.holdout import HoldOut
+    from streamsft.text.jobs import Transform
+    from streamsft.text.rowencoders import Messages
+    from streamsft.text.streaming import ShardSource
 
 __all__ = ["Encoded", "RawRow", "Refused", "RowEncoder", "ShardReader", "StreamingSource"]
 
@@ -67,38 +78,130 @@ class ShardReader(Protocol):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, eq=False)
 class StreamingSource:
     """A named source that is read in order, shard by shard, and tokenized as it is drawn.
 
-    Attributes:
+    Args:
+        data: a path, glob, folder or a list of these, a `HubDataset`, a `datasets.IterableDataset`, or a `ShardReader`.
         name: unique over the mix.
-        reader: reads the rows.
-        encode: tokenizes rows; picklable for worker processes.
+        transform: makes tokens of rows: a `ChatTokenizer`, or a function from a row (a dict) to a mapping with
+            ``input_ids`` and ``loss_mask``, or to None to leave it out. Without it, rows hold these two themselves.
+        messages: replaces the format alone: a function from a row to a `Conversation`, to a list of messages, to a
+            mapping with ``messages`` and perhaps ``tools`` and ``system``, or to None to leave it out.
+        format: format of conversations; by default the tokenizer's, or detected from the first rows.
+        columns: from a name in the format to the data's own name of that column.
+        filters: functions of a row, in a list or by name; a row is kept if all are true. Rows that are left out
+            are counted by the function's name. Functions given here must be picklable for worker processes.
+        token_filters: the same after tokenizing, of ``{"input_ids": int32[n], "loss_mask": bool[n]}``.
+        on_bad_row: ``skip`` counts rows that cannot be read or tokenized by reason; ``error`` stops at the first.
+        holdout: keeps rows from training, in every pass: a fraction or a number of rows; see `HoldOut`.
         shuffle: whether shards and rows are shuffled, anew in each pass.
         shuffle_window: rows that are shuffled together, in closed blocks.
         block_bytes: a block is closed early when its rows hold this many bytes.
+        reader: reads the rows, in place of `data`.
+        encode: tokenizes rows, in place of all from `transform` to `holdout`; picklable for worker processes.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        DataError: the data cannot be found or read, or has no known format.
     """
 
     name: str
     reader: ShardReader
     encode: RowEncoder
-    shuffle: bool = True
-    shuffle_window: int = _SHUFFLE_WINDOW
-    block_bytes: int = _BLOCK_BYTES
+    shuffle: bool
+    shuffle_window: int
+    block_bytes: int
 
-    def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.shuffle_window, int) or self.shuffle_window < 1:
-            raise ConfigError(
-                f"source {self.name!r}: shuffle_window {self.shuffle_window!r} is not a number of rows >= 1"
+    def __init__(
+        self,
+        data: ShardSource | None = None,
+        *,
+        name: str,
+        transform: Transform | ChatTokenizer | None = None,
+        messages: Messages | None = None,
+        format: str | None = None,  # noqa: A002
+        columns: Mapping[str, str] | None = None,
+        filters: Filters = (),
+        token_filters: Filters = (),
+        on_bad_row: Literal["skip", "error"] = "skip",
+        holdout: HoldOut | float | None = None,
+        shuffle: bool = True,
+        shuffle_window: int = _SHUFFLE_WINDOW,
+        block_bytes: int = _BLOCK_BYTES,
+        reader: ShardReader | None = None,
+        encode: RowEncoder | None = None,
+    ) -> None:
+        check_name(name)
+        if type(shuffle_window) is not int or shuffle_window < 1:
+            raise ConfigError(f"source {name!r}: shuffle_window {shuffle_window!r} is not a number of rows >= 1")
+        if (data is None) == (reader is None):
+            raise ConfigError(f"source {name!r}: give data, or a reader in its place")
+        making = (transform, messages, format, columns, filters or None, token_filters or None, holdout)
+        if encode is not None and (on_bad_row != "skip" or any(argument is not None for argument in making)):
+            raise ConfigError(f"source {name!r}: encode stands in place of transform, filters and holdout; give one")
+        if reader is None or encode is None:
+            from streamsft.text.streaming import open_shards, shard_encoder
+
+            if reader is None:
+                assert data is not None
+                reader = open_shards(data, name)
+            encode = encode or shard_encoder(
+                reader,
+                name=name,
+                transform=transform,
+                messages=messages,
+                format=format,
+                columns=columns,
+                filters=filters,
+                token_filters=token_filters,
+                on_bad_row=on_bad_row,
+                holdout=holdout,
             )
+        fields = {"name": name, "reader": reader, "encode": encode, "shuffle": shuffle}
+        fields |= {"shuffle_window": shuffle_window, "block_bytes": block_bytes}
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
 
     @property
     def fingerprint(self) -> str:
-        return self.reader.fingerprint
+        """Digest of the data and of what makes tokens of it.
+
+        Raises:
+            DataError: the data cannot be read.
+            ConfigError: it cannot be told what a function does; give it a `version` attribute.
+        """
+        made = getattr(self.encode, "fingerprint", None)
+        if not isinstance(made, str):
+            return self.reader.fingerprint
+        return blake2b(f"{self.reader.fingerprint} {made}".encode(), digest_size=16).hexdigest()
 
     @property
     def rejected(self) -> Mapping[str, int]:
         """Nothing is known before rows are read."""
         return {}
+
+    def held_out(self) -> TokenStore:
+        """The rows that `holdout` keeps from training, as a finite source named ``<name>.holdout``, in memory.
+
+        Raises:
+            ConfigError: none are held out.
+            EmptySourceError: none of them can be used.
+            DataError: the data cannot be read.
+        """
+        from streamsft.text.streaming import held_out
+
+        return held_out(self)
+
+    def stream(self, *, seed: int = 0, shard: Shard | None = None) -> SourceStream:
+        """The source as an endless stream of samples, in a new order each pass if it is shuffled.
+
+        Args:
+            seed: seed of the order.
+            shard: which part of the stream; for a rank and a worker
+                ``Shard(rank * workers + worker, ranks * workers)``. The parts of a pass are disjoint and complete.
+        """
+        from streamsft.stream.faces import SourceStream
+
+        return SourceStream(self, seed=seed, shard=shard, shuffle=self.shuffle)  # type: ignore[arg-type]

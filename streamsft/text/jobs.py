@@ -30,6 +30,7 @@ __all__ = [
     "decode_columns",
     "encode_chats",
     "encode_with",
+    "tokens_of",
 ]
 
 Transform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -183,20 +184,31 @@ def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Calla
 
 def _call(transform: Transform, row: dict[str, Any]) -> Encoded | None:
     result = transform(row)
-    if result is None:
-        return None
-    if not isinstance(result, Mapping) or "input_ids" not in result or "loss_mask" not in result:
-        raise DataError("the transform must return a mapping with input_ids and loss_mask, or None")
-    ids, mask = (np.asarray(result[name]) for name in ("input_ids", "loss_mask"))
+    return None if result is None else tokens_of(result, "the transform must return")
+
+
+def tokens_of(row: Any, what: str) -> Encoded:
+    """The ids and the mask that a mapping holds, checked.
+
+    Args:
+        row: the mapping.
+        what: how a message begins that says what it must hold.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(row, Mapping) or "input_ids" not in row or "loss_mask" not in row:
+        raise DataError(f"{what} a mapping with input_ids and loss_mask, or None")
+    ids, mask = (np.asarray(row[name]) for name in ("input_ids", "loss_mask"))
     if ids.ndim != 1 or ids.shape != mask.shape or (ids.size and ids.dtype.kind not in "iu"):
         raise DataError(
-            f"the transform must return flat integer input_ids and a loss_mask of the same length, not "
+            f"{what} flat integer input_ids and a loss_mask of the same length, not "
             f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
         )
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= np.iinfo(np.int32).max:
-        raise DataError(f"the transform returned token ids from {ids.min()} to {ids.max()}")
+        raise DataError(f"{what} input_ids that fit int32, not token ids from {ids.min()} to {ids.max()}")
     if not np.isin(mask, (0, 1)).all():
-        raise DataError("the transform returned a loss_mask with other values than 0, 1, False and True")
+        raise DataError(f"{what} a loss_mask with no other values than 0, 1, False and True")
     return Encoded(ids.astype(np.int32), mask.astype(np.bool_))
 
 
