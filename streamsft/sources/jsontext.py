@@ -11,7 +11,7 @@ from typing import BinaryIO, final
 from streamsft.errors import DataError
 from streamsft.sources.rawrows import CHUNK_BYTES
 
-__all__ = ["array_elements", "holds_array", "skip_mark", "split_array", "split_lines"]
+__all__ = ["array_elements", "holds_array", "split_array", "split_lines", "without_bom"]
 
 _BOM = codecs.BOM_UTF8
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -35,7 +35,7 @@ def split_lines(stream: BinaryIO, where: str) -> Iterator[tuple[bytes, int]]:
     """
     carry: list[bytes] = []
     line = 1
-    block = _without_bom(stream.read(CHUNK_BYTES), where)
+    block = without_bom(stream.read(CHUNK_BYTES), where)
     while block:
         cut = block.rfind(b"\n") + 1
         if cut:
@@ -99,29 +99,20 @@ def array_elements(
     window.expect_end()
 
 
-def skip_mark(stream: BinaryIO, where: str) -> int:
-    """Step over a byte order mark at the start of a buffered stream; the bytes it takes.
-
-    Raises:
-        DataError: the text is UTF-16.
-    """
-    head: bytes = stream.peek(len(_BOM))[: len(_BOM)]  # type: ignore[attr-defined]
-    length = len(head) - len(_without_bom(head, where))
-    stream.read(length)
-    return length
-
-
 @final
 class _Window:
     """A sliding window over the characters of a stream."""
 
     def __init__(self, stream: BinaryIO, where: str, start: tuple[int, int] | None) -> None:
-        self._byte, self._line = start or (skip_mark(stream, where), 1)
+        self._byte, self._line = start or (0, 1)
         self._stream = stream
         self._where = where
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
         self._scan = json.JSONDecoder().raw_decode
-        self._text = self._decode(stream.read(CHUNK_BYTES))
+        block = stream.read(CHUNK_BYTES)
+        if start is None:
+            self._byte = len(block) - len(block := without_bom(block, where))
+        self._text = self._decode(block)
         self._at = 0
         self._counted = 0
 
@@ -215,7 +206,12 @@ class _Window:
         )
 
 
-def _without_bom(block: bytes, where: str) -> bytes:
+def without_bom(block: bytes, where: str) -> bytes:
+    """The start of a text without its byte order mark.
+
+    Raises:
+        DataError: the text is UTF-16.
+    """
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{where}: the text is UTF-16; convert it to UTF-8")
     return block.removeprefix(_BOM)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, final
 
 from streamsft.errors import StateError
 from streamsft.sources.files import DELIMITERS, reading
-from streamsft.sources.jsontext import array_elements, holds_array, skip_mark
+from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
 from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rawrows import BadRow, null_pruner
@@ -97,15 +97,14 @@ def _checked(file: RawFile, position: Any, length: int) -> list[int] | None:
 
 def _lines(file: RawFile, unit: Unit, stream: BinaryIO, position: list[int] | None) -> Iterator[RawRow]:
     byte, row, line = position or (0, 0, 1)
-    if byte:
-        _skip(file, stream, byte)
-    else:
-        byte = skip_mark(stream, file.path)
+    _skip(file, stream, byte)
     base, step, start, name = unit.file << FILE_SHIFT, unit.step, unit.start, file.name
     for text in stream:
         byte += len(text)
         line += 1
-        if text.isspace():
+        if line == 2:
+            text = without_bom(text, file.path)
+        if not text.strip():
             continue
         row += 1
         if (row - 1) % step == start:
