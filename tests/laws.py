@@ -176,7 +176,8 @@ class Rows:
                  (False, *mask[start + 1 : start + limit]))
             for start in starts
         ]  # fmt: skip
-        return [piece for piece in pieces if any(piece.labelled)]
+        supervised = [False, *mask[1:]]  # a later fragment is kept for its first token too, which has no label
+        return [piece for piece in pieces if any(supervised[piece.start : piece.start + len(piece.ids)])]
 
     @property
     def all(self) -> list[Seen]:

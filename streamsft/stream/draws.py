@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from heapq import heapify, heapreplace
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 
@@ -13,44 +12,13 @@ from streamsft.errors import ConfigError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.types import Ints
 
-__all__ = ["SMALLEST_SHARE", "Schedule", "check_weights", "mixed", "normalized", "rounded_share"]
+__all__ = ["SMALLEST_SHARE", "Cost", "Drawn", "Schedule", "Unit", "mixed"]
 
-SCALE = 1 << 32  # due times per draw of the whole mix; rounding costs a source one draw in 2**32
+# Due times per draw, or token, of the whole mix: rounding costs a source one in so many. The smallest shares keep
+# the due times of a window inside int64.
+SCALE = {"samples": 1 << 32, "tokens": 1 << 20}
+SMALLEST_SHARE = {"samples": 1e-8, "tokens": 1e-6}
 _BLOCK = 256  # draws permuted together: ten thousand successive ones then hold every share within half a point
-SMALLEST_SHARE = 1e-8  # keeps the due times of a window inside int64
-
-
-def check_weights(weights: Mapping[str, float | None], where: str = "mix") -> None:
-    """Check the weights of one mix node before anything is opened.
-
-    Raises:
-        ConfigError: a weight is negative, not finite or no number; some are given and some are not;
-            or none is above zero.
-    """
-    given = {name: weight for name, weight in weights.items() if weight is not None}
-    for name, weight in given.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float | np.integer | np.floating):
-            raise ConfigError(f"{where}: weight of {name!r} is {weight!r}; give a number >= 0")
-        if not 0 <= weight <= sys.float_info.max:
-            raise ConfigError(f"{where}: weight of {name!r} is {weight!r}; give a finite number >= 0")
-    if given and len(given) < len(weights):
-        missing = ", ".join(repr(name) for name in weights if name not in given)
-        raise ConfigError(f"{where}: {missing} without a weight beside sources that have one; give all or none")
-    if given and not any(given.values()):
-        raise ConfigError(f"{where}: every weight is 0, so nothing could be drawn; give one above 0")
-
-
-def normalized(weights: Sequence[float]) -> list[float]:
-    """Scale weights to shares that sum to 1; the same floats whatever the order of the list."""
-    _, exponent = math.frexp(max(weights))
-    scaled = [math.ldexp(weight, -exponent) for weight in weights]  # so that the sum of huge ones is finite
-    total = math.fsum(scaled)
-    return [weight / total for weight in scaled]
-
-
-def rounded_share(share: float) -> float:
-    """The share to ten digits, which is what a mix is drawn by: short in a state, and off by one draw in 2 * 10**9."""
-    return float(f"{share:.10g}")
 
 
 def mixed(key: int, count: int) -> Ints:
@@ -75,49 +43,105 @@ class Drawn(NamedTuple):
     """Draws per source at the window's end, int64[sources]."""
 
 
+Cost = Callable[[int, int], int]
+"""From a source and how often it was drawn before to what its next draw costs."""
+
+Unit = Literal["samples", "tokens"]
+
+
+@final
 class Schedule:
     """Stride scheduling (Waldspurger and Weihl, 1995) over the sources of a mix.
 
     Each source has a due time; the source with the smallest is drawn next, and its due time grows by
-    1 / share. Due times are integers, so that state is exact; they are kept relative to the last
-    window's end. A source stays within a constant number of draws of its share however long the run.
+    cost / share, where a draw costs 1, or its tokens. Due times are integers, so that state is exact; they are
+    kept relative to the last window's end. A source stays within a constant of its share however long the run.
 
     Args:
-        shares: share of each source, above 0, summing to 1. Equal due times are drawn in this order.
+        shares: share of each source, summing to 1; 0 is not drawn. Equal due times are drawn in this order.
+        unit: what shares count: samples, or tokens.
     """
 
-    def __init__(self, shares: Sequence[float]) -> None:
+    def __init__(self, shares: Sequence[float], unit: Unit = "samples") -> None:
         self.shares = np.array(shares, np.float64)
-        if self.shares.min() < SMALLEST_SHARE:
+        self.unit = unit
+        smallest = min(share for share in shares if share)
+        if smallest < SMALLEST_SHARE[unit]:
             raise ConfigError(
-                f"a source's share of the mix is {self.shares.min():.3g}; the smallest that can be kept is "
-                f"{SMALLEST_SHARE:g}: raise its weight, or set it to 0"
+                f"a source's share of the mix is {smallest:.3g}; the smallest that can be kept is "
+                f"{SMALLEST_SHARE[unit]:g}: raise its weight, or set it to 0"
             )
-        self.stride = np.array([round(SCALE / share) for share in shares], np.int64)
+        self.stride = np.array([round(SCALE[unit] / share) if share else 0 for share in shares], np.int64)
 
-    def phases(self, seed: int, names: Sequence[str], lane: int) -> Ints:
-        """First due times: keyed by name and lane, uniform in [0, 1 / share), int64[sources]."""
-        return np.array(
-            [
-                derive_key(seed, name, "phase", lane) % stride
-                for name, stride in zip(names, self.stride.tolist(), strict=True)
-            ],
-            np.int64,
-        )
+    def phases(self, seed: int, names: Sequence[str], lane: int, costs: Sequence[int] | None = None) -> Ints:
+        """First due times: keyed by name and lane, uniform in [0, cost / share), int64[sources]."""
+        spans = (self.stride if costs is None else self.stride * np.array(costs, np.int64)).tolist()
+        keys = (derive_key(seed, name, "phase", lane) for name in names)
+        return np.array([key % span if span else 0 for key, span in zip(keys, spans, strict=True)], np.int64)
 
-    def draw(self, due: Ints, drawn: Ints, count: int) -> Drawn:
-        """Draw `count` times from due times `due` and draw counts `drawn` (int64[sources] each)."""
+    def rescaled(self, due: Ints, before: Schedule, start: Ints) -> Ints:
+        """Due times of another schedule as this one's: what is left of a source's wait shrinks as its share grows.
+
+        Args:
+            due: due times under `before`, int64[sources].
+            before: the other schedule, of the same sources.
+            start: due times of sources that `before` did not draw, int64[sources].
+        """
+        moved = [
+            first if not old else time * new // old if new else time
+            for time, old, new, first in zip(
+                due.tolist(), before.stride.tolist(), self.stride.tolist(), start.tolist(), strict=True
+            )
+        ]
+        return np.array(moved, np.int64)
+
+    def draw(self, due: Ints, drawn: Ints, count: int, cost: Cost | None = None) -> Drawn:
+        """Draw `count` times from due times `due` and draw counts `drawn` (int64[sources] each).
+
+        Args:
+            cost: asked for, once per draw and in the order of draws, when shares count tokens.
+        """
+        if self.unit == "samples":
+            return self._by_samples(due, drawn, count)
+        assert cost is not None
+        return self._by_cost(due, drawn, count, cost)
+
+    def _by_samples(self, due: Ints, drawn: Ints, count: int) -> Drawn:
+        """All due times are known: merge those of each source's next draws."""
         slack = 4
         while True:
-            ahead = np.ceil(self.shares * (count + len(due))).astype(np.int64) + slack
+            ahead = np.where(self.stride, np.ceil(self.shares * (count + len(due))).astype(np.int64) + slack, 0)
             source = np.repeat(np.arange(len(due)), ahead)
             number = np.arange(len(source)) - np.repeat(np.cumsum(ahead) - ahead, ahead)
             times = due[source] + self.stride[source] * number
             order = np.argsort(times, kind="stable")[:count]
-            now = times[order[-1]]
-            if np.all(due + self.stride * ahead > now):
+            now = int(times[order[-1]])
+            if np.all((due + self.stride * ahead > now) | (self.stride == 0)):
                 break
             slack *= 4  # due times lie further apart than a running mix's: look further ahead
         source, number = source[order], number[order]
-        counts = np.bincount(source, minlength=len(due))
-        return Drawn(source, drawn[source] + number, due + self.stride * counts - now, drawn + counts)
+        return self._drawn(source, drawn[source] + number, due + self.stride * self._counts(source), drawn, now)
+
+    def _by_cost(self, due: Ints, drawn: Ints, count: int, cost: Cost) -> Drawn:
+        """A source's due time is known once its draw is: one after the other."""
+        stride, numbers = self.stride.tolist(), drawn.tolist()
+        heap = [(time, at) for at, time in enumerate(due.tolist()) if stride[at]]
+        heapify(heap)
+        source, number = [], []
+        now = 0
+        for _ in range(count):
+            now, at = heap[0]
+            source.append(at)
+            number.append(numbers[at])
+            heapreplace(heap, (now + stride[at] * cost(at, numbers[at]), at))
+            numbers[at] += 1
+        after = due.copy()
+        for time, at in heap:
+            after[at] = time
+        return self._drawn(np.array(source, np.int64), np.array(number, np.int64), after, drawn, now)
+
+    def _drawn(self, source: Ints, number: Ints, due: Ints, drawn: Ints, now: int) -> Drawn:
+        return Drawn(source, number, np.where(self.stride, due - now, due), drawn + self._counts(source))
+
+    def _counts(self, source: Ints) -> Ints:
+        return np.bincount(source, minlength=len(self.stride))

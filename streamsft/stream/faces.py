@@ -15,8 +15,10 @@ from streamsft.errors import ConfigError, StateError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
+from streamsft.stream.mixture import Leaf, usable_rows
+from streamsft.stream.plan import Plan
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan
 from streamsft.types import Sample, Shard
 
@@ -189,7 +191,9 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
 
     def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
         plan = self.plan(shard.count)
-        state = None if position is None else LaneState.from_json(position, len(plan.leaves), self.name)
+        if plan.scheduled:
+            raise ConfigError(f"{self.name}: weights by step need a Loader, which counts steps")
+        state = None if position is None else LaneState.from_json(position, plan, self.name)
         self._lane = Lane(plan, shard.index, state)
 
     def _position(self) -> dict[str, Any]:
@@ -203,12 +207,12 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
             documents, packs = lane.rest()
             for first in range(0, packs, _READ_AHEAD):
                 last = min(first + _READ_AHEAD, packs)
-                for item in self._made(lane.plan, documents.packs(first, last), last - first):
+                for item in self._made(lane, documents.packs(first, last), last - first):
                     lane.advance(1)
                     yield item
 
     @abstractmethod
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[T]:
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[T]:
         """The items of `packs` packs."""
 
 
@@ -232,9 +236,7 @@ class SourceStream(InfiniteDataset[Sample]):
         self.seed = seed
         self.shuffle = shuffle
         usable, dropped = usable_rows(source, None)
-        self._leaf = Leaf(
-            source=source, share=1.0, weight=None, groups=(), shuffle=shuffle, usable=usable, dropped=dropped
-        )
+        self._leaf = Leaf(source=source, share=1.0, shuffle=shuffle, usable=usable, dropped=dropped)
         self._drawn = 0
 
     @property

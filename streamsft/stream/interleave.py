@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final, get_args
 
 from streamsft.errors import ConfigError
 from streamsft.sources.base import Source, is_source
-from streamsft.stream.draws import check_weights, normalized, rounded_share
+from streamsft.sources.streaming import StreamingSource
+from streamsft.stream.documents import Documents
+from streamsft.stream.draws import Unit
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
+from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
+from streamsft.stream.mixture import Leaf, Mixture, usable_rows
 from streamsft.stream.packing import Packing
-from streamsft.stream.plan import Documents, Leaf, Plan, usable_rows
+from streamsft.stream.plan import Plan
+from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 
 __all__ = ["Interleave"]
@@ -32,7 +37,7 @@ class _Rows:
     count: int
 
 
-Child: TypeAlias = "Source | SourceStream | Interleave"
+Child: TypeAlias = "Source | StreamingSource | SourceStream | Interleave"
 
 
 @final
@@ -40,14 +45,17 @@ class Interleave(LaneDataset[Sample]):
     """An endless stream of samples drawn from several sources by weight.
 
     Weights count *draws of samples* at the level where the mix sits: 2 beside 1 draws two samples for one,
-    however long they are. A source stays within ``2 + 2 * share * sqrt(sources)`` draws of its share at every
-    window border. Passes of a source follow each other without end.
+    however long they are; with ``unit="tokens"`` they count tokens as packed. At every window border a source is
+    within ``2 + 2 * share * sqrt(sources)`` draws of its share. Passes of a source follow each other without end.
 
     Args:
         children: sources (anything with the members of `Source`), streams made by ``source.stream(...)`` for their
             ``shuffle``, or other interleaves. Names are unique over the whole tree.
-        weights: one per child, >= 0, any scale; None draws in proportion to rows, so that each row comes
-            equally often. A child of weight 0 is never drawn and never opened. Nested weights multiply.
+        weights: one per child, >= 0, any scale; a mapping from steps to weights is a schedule (linear between its
+            steps, or constant with a key ``hold: True``), which needs a `Loader`. None draws in proportion to
+            rows, so that each row comes equally often. A child of weight 0 is never drawn and never opened.
+            Nested weights multiply.
+        unit: what weights count, ``samples`` or ``tokens``; nested mixes take the outermost one's.
         name: name of this mix in metrics.
         seed: seed of every random choice below; nested mixes take the outermost one's.
         window: draws that are shuffled together when the mix is iterated by itself; a `Packer` has its own.
@@ -61,8 +69,9 @@ class Interleave(LaneDataset[Sample]):
     def __init__(
         self,
         children: Sequence[Child],
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float | Mapping[Any, Any] | WeightSchedule] | None = None,
         *,
+        unit: Unit = "samples",
         name: str = "mix",
         seed: int = 0,
         window: int = _WINDOW,
@@ -79,13 +88,15 @@ class Interleave(LaneDataset[Sample]):
             raise ConfigError(f"mix {name!r}: window {window!r} is not a number of draws >= 1")
         if weights is not None and len(weights) != len(children):
             raise ConfigError(f"mix {name!r}: {len(weights)} weights for {len(children)} sources; give one each")
-        self.weights = None if weights is None else list(weights)
-        by_name: dict[str, float | None] = {child.name: None for child in self.children}
-        if self.weights is not None:
-            by_name = {child.name: weight for child, weight in zip(self.children, self.weights, strict=True)}
-        check_weights(by_name, f"mix {name!r}")
-        for child_name, weight in by_name.items():
-            if weight == 0:
+        if unit not in get_args(Unit):
+            raise ConfigError(f"mix {name!r}: unit {unit!r} is none of {', '.join(get_args(Unit))}")
+        self.unit: Unit = unit
+        given: Sequence[Any] = [None] * len(children) if weights is None else weights
+        by_name = {child.name: weight for child, weight in zip(self.children, given, strict=True)}
+        checked = check_weights(by_name, f"mix {name!r}")
+        self.weights: list[Weight] | None = None if checked is None else list(checked.values())
+        for child_name, weight in (checked or {}).items():
+            if not ever_drawn(weight):
                 logger.info("%s: weight 0, so it is never drawn nor opened", child_name)
         _check_names(self)
 
@@ -95,11 +106,12 @@ class Interleave(LaneDataset[Sample]):
 
     @property
     def info(self) -> Info:
-        return self.tree(self.leaves(None))
+        return self.tree(self.mixture(None).leaves)
 
     def tree(self, leaves: Sequence[Leaf]) -> Info:
         """The part of the pipeline tree from here on, for the leaves that were made of it."""
-        return self._tree({leaf.name: leaf for leaf in leaves}, f"seed {self.seed}", 1.0)
+        detail = f"seed {self.seed}, weights count tokens" if self.unit == "tokens" else f"seed {self.seed}"
+        return self._tree({leaf.name: leaf for leaf in leaves}, detail, 1.0)
 
     def _tree(self, leaves: dict[str, Leaf], detail: str, share: float | None) -> Info:
         below: list[Info] = []
@@ -109,70 +121,89 @@ class Interleave(LaneDataset[Sample]):
                 below.append(child._tree(leaves, "", inner) if inner else Info(child.name, "never drawn", 0.0))
             elif child.name in leaves:
                 leaf = leaves[child.name]
+                rows = "read in order" if leaf.streams else f"{leaf.rows:,} rows"
                 left_out = "".join(f", {count:,} {reason}" for reason, count in leaf.dropped.items())
-                below.append(Info(child.name, f"{leaf.rows:,} rows{left_out}", leaf.share))
+                below.append(Info(child.name, f"{rows}{left_out}", leaf.share))
             else:
                 below.append(Info(child.name, "never drawn", 0.0))
         return Info(self.name, detail, share if detail == "" else None, tuple(below))
 
-    def leaves(self, packing: Packing | None) -> list[Leaf]:
-        """The sources that are drawn under `packing`, with their shares, in the order of their names.
+    def mixture(self, packing: Packing | None) -> Mixture:
+        """The sources that are drawn under `packing`, and by which weights.
 
         Raises:
             EmptySourceError: a source with a weight above 0 has no row that could be drawn.
             DataError: a row is too long under ``overflow: error``.
         """
-        rows: dict[str, _Rows] = {}
-        return sorted(self._leaves(1.0, (), packing, rows), key=lambda leaf: leaf.name)
+        leaves: list[Leaf] = []
+        tree = self._gathered((), packing, {}, leaves)
+        shares = tree.shares(0)
+        leaves = [replace(leaf, share=shares[leaf.name]) for leaf in leaves]
+        return Mixture(leaves=tuple(sorted(leaves, key=lambda leaf: leaf.name)), weights=tree, unit=self.unit)
 
-    def _leaves(
-        self, share: float, groups: tuple[str, ...], packing: Packing | None, rows: dict[str, _Rows]
-    ) -> Iterator[Leaf]:
-        given = self.weights or [self._row_count(child, packing, rows) for child in self.children]
-        for child, weight, part in zip(self.children, given, normalized(given), strict=True):
-            inside = (*groups, self.name)
-            if not weight:
+    def _gathered(
+        self, groups: tuple[str, ...], packing: Packing | None, rows: dict[str, _Rows], leaves: list[Leaf]
+    ) -> WeightTree:
+        """This part of the tree without what is never drawn; its sources are added to `leaves`."""
+        inside = (*groups, self.name)
+        weights: list[Weight] = self.weights or [float(self._row_count(c, packing, rows)) for c in self.children]
+        below: list[tuple[WeightTree, Weight]] = []
+        for child, weight in zip(self.children, weights, strict=True):
+            if not ever_drawn(weight):
                 continue
             if isinstance(child, Interleave):
-                yield from child._leaves(share * part, inside, packing, rows)
+                below.append((child._gathered(inside, packing, rows, leaves), weight))
             else:
-                self._row_count(child, packing, rows)
-                found = rows[child.name]
-                yield Leaf(
-                    source=_source(child),
-                    share=rounded_share(share * part),
-                    weight=weight if self.weights else None,
-                    groups=inside,
-                    shuffle=child.shuffle if isinstance(child, SourceStream) else True,
-                    usable=found.usable,
-                    dropped=found.dropped,
-                )
+                below.append((WeightTree(child.name), weight))
+                leaves.append(self._leaf(child, inside, packing, rows))
+        return WeightTree(self.name, tuple(below))
+
+    def _leaf(
+        self,
+        child: Source | StreamingSource | SourceStream,
+        groups: tuple[str, ...],
+        packing: Packing | None,
+        rows: dict[str, _Rows],
+    ) -> Leaf:
+        if isinstance(child, StreamingSource):
+            return Leaf(source=child, groups=groups, shuffle=child.shuffle)
+        self._row_count(child, packing, rows)
+        found = rows[child.name]
+        shuffle = child.shuffle if isinstance(child, SourceStream) else True
+        return Leaf(source=_source(child), groups=groups, shuffle=shuffle, usable=found.usable, dropped=found.dropped)
 
     def _row_count(self, child: Child, packing: Packing | None, rows: dict[str, _Rows]) -> int:
         """Rows of a child that can be drawn."""
         if isinstance(child, Interleave):
             weights = child.weights or [1.0] * len(child.children)
-            drawn = [inner for inner, weight in zip(child.children, weights, strict=True) if weight]
+            drawn = [inner for inner, weight in zip(child.children, weights, strict=True) if ever_drawn(weight)]
             return sum(child._row_count(inner, packing, rows) for inner in drawn)
+        source = _source(child)
+        if isinstance(source, StreamingSource):
+            raise ConfigError(
+                f"mix {self.name!r}: how many rows source {source.name!r} has is unknown until it is read, so it needs "
+                "a weight; give all sources beside it one too"
+            )
         if child.name not in rows:
-            source = _source(child)
             usable, dropped = usable_rows(source, packing)
             rows[child.name] = _Rows(usable, dropped, len(source) if usable is None else len(usable))
         return rows[child.name].count
 
     def plan(self, lanes: int = 1) -> Plan:
-        return Plan(self.leaves(None), seed=self.seed, packing=None, window=self.window, lanes=lanes)
+        return Plan(self.mixture(None), seed=self.seed, packing=None, window=self.window, lanes=lanes)
 
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Sample]:
-        return samples(plan.leaves, documents)
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Sample]:
+        return samples(lane.plan.names, lane.read, documents)
 
 
-def _source(child: Source | SourceStream) -> Source:
+def _source(child: Source | StreamingSource | SourceStream) -> Source | StreamingSource:
     return child.source if isinstance(child, SourceStream) else child
 
 
 def _checked(child: object, mix: str) -> Child:
     """The child, if it promises to be endless."""
+    if isinstance(child, StreamingSource):
+        return child
     if isinstance(child, SourceStream | Interleave):
         return whole(child, f"mix {mix!r}")
     if is_source(child):

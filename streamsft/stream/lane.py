@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from streamsft.errors import StateError
-from streamsft.stream.plan import Documents, Plan, Window
+from streamsft.stream.documents import Documents
+from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.plan import Plan, Window
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Lane", "LaneState"]
 
@@ -23,36 +27,113 @@ class LaneState:
         due: due time of each source at its start.
         drawn: draws of each source before it.
         emitted: packs of the open window that were given out; less than the window holds.
+        feeds: where each streaming source stands at the window's start, in the order of names.
+        basis: step whose weights `due` is measured by, if weights change with the step.
+        opened: step that the open window's first pack was given to, whose weights it was drawn by; 0 before that.
+        before_edit: whether the open window was begun under the mix that the last edit replaced.
     """
 
     window: int
     due: tuple[int, ...]
     drawn: tuple[int, ...]
     emitted: int
+    feeds: tuple[FeedState, ...] = ()
+    basis: int = 0
+    opened: int = 0
+    before_edit: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain JSON values."""
-        return {"window": self.window, "due": list(self.due), "drawn": list(self.drawn), "emitted": self.emitted}
+        state: dict[str, Any] = {
+            "window": self.window,
+            "due": list(self.due),
+            "drawn": list(self.drawn),
+            "emitted": self.emitted,
+        }
+        if self.feeds:
+            state["feeds"] = [list(feed) for feed in self.feeds]
+        if self.basis or self.opened:
+            state["steps"] = [self.basis, self.opened]
+        if self.before_edit:
+            state["before_edit"] = True
+        return state
 
     @classmethod
-    def from_json(cls, value: Any, sources: int, where: str) -> LaneState:
-        """Read what `to_json` wrote.
+    def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
+        """Read what `to_json` wrote for a lane of `plan`.
 
         Raises:
-            StateError: a field is missing, no non-negative integer, or not one per source.
+            StateError: a field is missing, not one per source, or no number >= 0.
         """
         try:
-            fields = {name: value[name] for name in ("window", "due", "drawn", "emitted")}
-            extra = set(value) - set(fields)
-            due, drawn = tuple(fields["due"]), tuple(fields["drawn"])
-        except (KeyError, TypeError) as error:
+            window, emitted = value["window"], value["emitted"]
+            due, drawn = tuple(value["due"]), tuple(value["drawn"])
+            feeds = tuple(FeedState(*feed) for feed in value.get("feeds", ()))
+            basis, opened = value.get("steps", (0, 0))
+            before_edit = bool(value.get("before_edit", False))
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        numbers = [fields["window"], fields["emitted"], *due, *drawn]
-        if extra or len(due) != sources or len(drawn) != sources:
-            raise StateError(f"{where}: holds {len(due)} sources and fields {sorted(value)}, not {sources} sources")
+        sources = len(plan.leaves)
+        if unknown := set(value) - _FIELDS:
+            raise StateError(f"{where}: has unknown fields {', '.join(sorted(map(str, unknown)))}")
+        if len(due) != sources or len(drawn) != sources or len(feeds) != len(plan.streaming):
+            raise StateError(
+                f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are {sources} and "
+                f"{len(plan.streaming)}"
+            )
+        numbers = [
+            window,
+            emitted,
+            *due,
+            *drawn,
+            *(n for feed in feeds for n in (feed.pass_index, feed.shard, feed.taken)),
+        ]
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
-        return cls(window=fields["window"], due=due, drawn=drawn, emitted=fields["emitted"])
+        return cls(
+            window=window,
+            due=due,
+            drawn=drawn,
+            emitted=emitted,
+            feeds=feeds,
+            basis=basis,
+            opened=opened,
+            before_edit=before_edit,
+        )
+
+    @classmethod
+    def start(cls, plan: Plan, lane: int) -> LaneState:
+        """Where `lane` of `plan` begins."""
+        sources = len(plan.leaves)
+        return cls(
+            window=0,
+            due=tuple(plan.first_due(lane, 0).tolist()),
+            drawn=(0,) * sources,
+            emitted=0,
+            feeds=(FeedState(),) * len(plan.streaming),
+        )
+
+    def moved(self, before: Plan, after: Plan, lane: int) -> LaneState:
+        """The state at a window's border under another mix of the same seed, packing and lanes.
+
+        Sources that both have go on where they stand, their waits measured by the new weights. Others start.
+        """
+        start = LaneState.start(after, lane)
+        old, new = before.schedule(self.basis).stride.tolist(), after.schedule(self.basis).stride.tolist()
+        due, drawn, feeds = list(start.due), list(start.drawn), list(start.feeds)
+        for at, leaf in enumerate(after.leaves):
+            known = before.same(leaf)
+            if known is None:
+                continue
+            drawn[at] = self.drawn[known]
+            if old[known] and new[at]:
+                due[at] = self.due[known] * new[at] // old[known]
+            if leaf.streams:
+                feeds[after.streaming.index(at)] = self.feeds[before.streaming.index(known)]
+        return replace(self, due=tuple(due), drawn=tuple(drawn), feeds=tuple(feeds), before_edit=False)
+
+
+_FIELDS = {"window", "due", "drawn", "emitted", "feeds", "steps", "before_edit"}
 
 
 @final
@@ -63,25 +144,34 @@ class Lane:
         plan: what is drawn.
         number: which of the plan's lanes.
         state: where to go on; None starts.
+        before: the plan that an edit of the mix has replaced, which the open window is finished under.
     """
 
-    def __init__(self, plan: Plan, number: int, state: LaneState | None = None) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, number: int, state: LaneState | None = None, before: Plan | None = None) -> None:
         self.number = number
-        first = tuple(plan.first_due(number).tolist())
-        self._state = state or LaneState(window=0, due=first, drawn=(0,) * len(first), emitted=0)
+        self._state = state or LaneState.start(plan, number)
+        self._next = plan
+        self.plan = plan
+        self._feeds: dict[int, Feed] = {}
+        if self._state.before_edit:
+            assert before is not None
+            self.plan = before
+        self._open_feeds()
         self._open: Window | None = None
+        self._opened = self._state.opened
+        self._change_mix()
 
     @property
     def state(self) -> LaneState:
         """Where the lane stands behind the last pack taken, in its one canonical form."""
         return self._state
 
-    def take(self, count: int) -> Documents:
-        """The documents of the next `count` packs, packs numbered from 0."""
+    def take(self, count: int, step: int = 0) -> Documents:
+        """The documents of the next `count` packs, which go to `step`; packs numbered from 0."""
+        self._forget()
         parts: list[tuple[Documents, int]] = []
         while count:
-            window = self._window()
+            window = self._window(step)
             start = self._state.emitted
             stop = min(window.packs, start + count)
             parts.append((window.documents.packs(start, stop), stop - start))
@@ -91,6 +181,7 @@ class Lane:
 
     def rest(self) -> tuple[Documents, int]:
         """The documents of the open window's packs that are left, and the number of those packs; takes none."""
+        self._forget()
         window = self._window()
         start = self._state.emitted
         return window.documents.packs(start, window.packs), window.packs - start
@@ -99,11 +190,38 @@ class Lane:
         """Count the next `count` packs of the open window as taken."""
         self._advance(self._window(), self._state.emitted + count)
 
-    def _window(self) -> Window:
+    def _forget(self) -> None:
+        """Drop the rows of windows that are closed; those of the last call of `take` were needed until now."""
+        used = {number: at for at, number in enumerate(self.plan.numbers)}
+        self._feeds = {number: feed for number, feed in self._feeds.items() if number in used}
+        for number, feed in self._feeds.items():
+            feed.forget(self._state.drawn[used[number]])
+
+    def _open_feeds(self) -> None:
+        """Stand in the streaming sources of the plan where the state says, unless the lane does already."""
+        opened = self.plan.feeds(self.number, self._state.drawn, self._state.feeds)
+        for at, feed in opened.items():
+            self._feeds.setdefault(self.plan.numbers[at], feed)
+
+    def _change_mix(self) -> None:
+        """At a window's border, go over to the plan that an edit has set."""
+        if self.plan is not self._next and not self._state.emitted:
+            self._state = self._state.moved(self.plan, self._next, self.number)
+            self.plan = self._next
+            self._open_feeds()
+
+    def _streaming(self) -> dict[int, Feed]:
+        """The cursors over the plan's streaming sources, by leaf number."""
+        return {at: self._feeds[self.plan.numbers[at]] for at in self.plan.streaming}
+
+    def _window(self, step: int = 0) -> Window:
         if self._open is None:
             state = self._state
+            if self.plan.scheduled:
+                state = self._weighed(state, state.opened or step)
+                self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
-            self._open = self.plan.window(self.number, state.window, due, drawn)
+            self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "
@@ -111,14 +229,38 @@ class Lane:
                 )
         return self._open
 
+    def _weighed(self, state: LaneState, step: int) -> LaneState:
+        """The state with due times by the weights of `step`."""
+        due = self.plan.schedule(step).rescaled(
+            np.array(state.due, np.int64), self.plan.schedule(state.basis), self.plan.first_due(self.number, step)
+        )
+        return replace(state, due=tuple(due.tolist()), opened=step)
+
     def _advance(self, window: Window, emitted: int) -> None:
         if emitted < window.packs:
-            self._state = replace(self._state, emitted=emitted)
+            self._state = replace(self._state, emitted=emitted, opened=self._opened)
             return
+        drawn = tuple(window.drawn.tolist())
         self._state = LaneState(
             window=self._state.window + 1,
             due=tuple(window.due.tolist()),
-            drawn=tuple(window.drawn.tolist()),
+            drawn=drawn,
             emitted=0,
+            feeds=tuple(feed.state(drawn[at]) for at, feed in self._streaming().items()),
+            basis=self._opened,
+            before_edit=self._state.before_edit,
         )
         self._open = None
+        self._change_mix()
+
+    def read(self, number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of rows that the last call of `take` or `rest` named.
+
+        Args:
+            number: number of the source.
+            stored: the rows, as in `Documents`.
+        """
+        if number not in self._feeds:
+            return self.plan.leaves[self.plan.numbers.index(number)].indexed.read(stored)
+        rows = self._feeds[number].rows((stored // self.plan.lanes).tolist())
+        return [row.input_ids for row in rows], [row.loss_mask for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -11,11 +12,21 @@ from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import Valued
 from streamsft.stream.packer import Packer
-from streamsft.stream.state import STATE_VERSION, check_state, describe_plan, differences
-from streamsft.stream.steps import Topology
+from streamsft.stream.plan import Plan
+from streamsft.stream.state import (
+    STATE_VERSION,
+    begun_before_edit,
+    check_edit,
+    check_state,
+    checked_lanes,
+    checked_step,
+    describe_plan,
+    merged,
+)
+from streamsft.stream.steps import Mixes, Topology
 from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
@@ -40,8 +51,11 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready, per worker.
-        lanes_per_step, lane_groups: divide the planning among that many independent streams; a resumed run must
-            keep them. Useful only at hundreds of ranks.
+        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
+            source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
+            streaming source the greatest common divisor of `global_batch_size` and 8.
+        lane_groups: groups of so many lanes that take turns, a step each; with a streaming source `workers` must
+            divide it. By default 1, and 4 with a streaming source.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
         tokenizer: a digest of the tokenizer that made the tokens, kept in the state and compared on loading.
@@ -60,8 +74,8 @@ class Loader:
         start_method: StartMethod | None = None,
         background: bool = True,
         prefetch: int = 2,
-        lanes_per_step: int = 1,
-        lane_groups: int = 1,
+        lanes_per_step: int | None = None,
+        lane_groups: int | None = None,
         metrics: Sequence[Valued] = (),
         pad_id: int = 0,
         tokenizer: str = "",
@@ -69,13 +83,16 @@ class Loader:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
+        streams = any(leaf.streams for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
         self.topology = Topology(
             global_batch_size=global_batch_size,
             dp=dp or Shard(),
-            lanes_per_step=lanes_per_step,
-            lane_groups=lane_groups,
+            lanes_per_step=lanes_per_step or (math.gcd(global_batch_size, 8) if streams else 1),
+            lane_groups=lane_groups or (4 if streams else 1),
         )
+        if streams:
+            self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method
         self.background = background
@@ -86,8 +103,10 @@ class Loader:
         if workers and self.metrics:
             check_picklable("metric", {metric.name: metric for metric in self.metrics})
         self._plan = packer.plan(self.topology.lanes)
+        self._mixes = Mixes(self._plan)
+        self._edits: list[dict[str, Any]] = []
         self._step = 0
-        self._lanes = {number: Lane(self._plan, number).state for number in self.topology.owned}
+        self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
         self._iterations = 0
         self._mid_step = False
 
@@ -111,24 +130,28 @@ class Loader:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What is known of each source that is drawn, in the order of their names."""
+        """What is known of each source that is drawn, in the order that `Batch.stats` numbers them: by name, and
+        behind these the sources of open windows that an edit of the mix has removed."""
         return [
             SourceInfo(
                 name=leaf.name,
                 groups=leaf.groups,
                 weight=leaf.share,
-                rows=len(leaf.source),
+                rows=0 if leaf.streams else len(leaf.indexed),
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=leaf.dropped,
             )
-            for leaf in self._plan.leaves
+            for leaf in self._mixes.leaves
         ]
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What defines the stream, as JSON: a state is loaded only where this is the same."""
+        return self._described(self._plan)
+
+    def _described(self, plan: Plan) -> dict[str, Any]:
         lanes = [self.topology.lanes_per_step, self.topology.lane_groups]
-        return {**describe_plan(self._plan), "lanes": lanes, "tokenizer": self.tokenizer}
+        return {**describe_plan(plan), "lanes": lanes, "tokenizer": self.tokenizer}
 
     def __iter__(self) -> Iterator[Batch]:
         return self._begin(None)
@@ -163,8 +186,8 @@ class Loader:
                 yield part
 
     def _batches(self) -> Iterator[Batch]:
-        steps = RawSteps(self._plan, self.topology, self.metrics, self._step, dict(self._lanes))
-        names = self._plan.names
+        steps = RawSteps(self._mixes, self.topology, self.metrics, self._step, dict(self._lanes))
+        names = self._mixes.names
         slots = self.packer.packing.sequence_length
         if self.workers:
             for raw in worker_batches(steps, self.workers, self.start_method, self.prefetch):
@@ -191,6 +214,7 @@ class Loader:
             "version": STATE_VERSION,
             "step": self._step,
             "fingerprint": self.fingerprint,
+            **({"edits": self._edits} if self._edits else {}),
             "lanes": {str(number): state.to_json() for number, state in sorted(self._lanes.items())},
         }
 
@@ -211,39 +235,17 @@ class Loader:
         except StateError as error:
             failure = error
         agree(comm, failure)
-        parts = gather_json(comm, state)
-        for rank, part in enumerate(parts):
-            if part["step"] != state["step"]:
-                raise StateError(f"rank {rank} stands at step {part['step']}, rank {comm.rank} at {state['step']}")
-            found = differences(part["fingerprint"], state["fingerprint"])
-            if found:
-                raise StateError(f"rank {rank} reads another stream than rank {comm.rank}:\n  " + "\n  ".join(found))
-        state["lanes"] = self._merged([part["lanes"] for part in parts])
-        return state
+        return merged(gather_json(comm, state), self.topology.lanes)
 
-    def _merged(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        lanes: dict[str, Any] = {}
-        for rank, part in enumerate(parts):
-            for number, lane in part.items():
-                if lanes.setdefault(number, lane) != lane:
-                    raise StateError(f"rank {rank} holds another copy of lane {number} than a rank before it")
-        self._check_complete(lanes)
-        return {number: lanes[number] for number in sorted(lanes, key=int)}
-
-    def _check_complete(self, lanes: Mapping[str, Any]) -> None:
-        expected = {str(number) for number in range(self.topology.lanes)}
-        if missing := sorted(expected - set(lanes), key=int):
-            raise StateError(
-                f"the state lacks lane {', '.join(missing)} of {len(expected)}: gather it with gather_state"
-            )
-        if unknown := sorted(set(lanes) - expected):
-            raise StateError(f"the state has lane {', '.join(unknown)}, but there are only {len(expected)}")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], before: Packer | None = None) -> None:
         """Go on where `state` was taken, on this rank's part of the following steps.
 
         Args:
             state: a complete state, from `gather_state`, or from `state_dict` if there is one lane.
+            before: the packer that the state was taken with, if its mix has since been edited: sources added or
+                removed, weights changed, nothing else. Windows that are open are finished under the old mix; sources
+                that both mixes have go on where they stand. A state that was taken before all of these windows were
+                finished needs `before` again.
 
         Raises:
             StateError: iteration has begun; the state is incomplete, or of another stream or format version. The
@@ -251,16 +253,25 @@ class Loader:
         """
         if self._iterations:
             raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
-        check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
-        if not isinstance(state["lanes"], Mapping):
-            raise StateError(f"the state's lanes are {state['lanes']!r}, not an object of lanes by number")
-        self._check_complete(state["lanes"])
-        step = state["step"]
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise StateError(f"the state's step is {step!r}, not a number >= 0")
-        sources = len(self._plan.leaves)
+        old = None if before is None else before.plan(self.topology.lanes)
+        edited = False
+        if old is not None and state.get("fingerprint") != self.fingerprint:
+            check_edit(self._described(old), self.fingerprint)
+            check_state(state, ("step", "fingerprint", "lanes"), self._described(old))
+            edited = True
+        else:
+            check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
+        lanes = checked_lanes(state, self.topology.lanes)
+        step = checked_step(state)
+        edits = list(state.get("edits", ()))
+        mixes = Mixes(self._plan, old)
+        if edited:
+            lanes = begun_before_edit(lanes)
+            edits.append({"step": step, "before": state["fingerprint"]})
+        elif old is not None and edits:
+            check_state({**state, "fingerprint": edits[-1]["before"]}, ("fingerprint",), self._described(old))
         self._lanes = {
-            number: LaneState.from_json(state["lanes"][str(number)], sources, f"lane {number}")
+            number: LaneState.from_json(lanes[str(number)], mixes.of(lanes[str(number)]), f"lane {number}")
             for number in self.topology.owned
         }
-        self._step = step
+        self._mixes, self._edits, self._step = mixes, edits, step

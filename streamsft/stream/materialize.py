@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, final
 
@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 from streamsft import errors
 from streamsft.errors import MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
-from streamsft.stream.plan import Documents, Leaf
-from streamsft.stream.steps import StepPlan
+from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
 __all__ = ["DocumentTable", "RawBatch", "Valued", "error_to_bytes", "materialize", "read_documents", "samples"]
+
+
+Read = Callable[[int, Ints], tuple[Sequence[Int32s], Sequence[Bools]]]
+"""From the number of a leaf and rows of it (int64[k]) to their ids (int32[n] each) and masks (bool[n] each)."""
 
 
 class Valued(Protocol):
@@ -120,7 +124,7 @@ class RawBatch:
         return b"".join([text, *(array.tobytes() for array in arrays)])
 
     @classmethod
-    def from_bytes(cls, data: bytes, sources: int) -> RawBatch:
+    def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
         """Read what `to_bytes` or `error_to_bytes` wrote in this run; the arrays are read-only views of `data`.
 
         Raises:
@@ -145,7 +149,9 @@ class RawBatch:
             values={name: next_array(np.float64, documents) for name in header["values"]},
             ids=next_array(np.int32, tokens),
             labelled=next_array(np.bool_, tokens),
-            lanes={int(n): LaneState.from_json(lane, sources, f"lane {n}") for n, lane in header["lanes"].items()},
+            lanes={
+                int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
+            },
         )
 
 
@@ -161,13 +167,13 @@ def _header(value: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_documents(leaves: Sequence[Leaf], documents: Documents) -> tuple[list[Int32s], list[Bools]]:
+def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list[Bools]]:
     """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views."""
     ids: list[Int32s] = [_NO_IDS] * len(documents.source)
     masks: list[Bools] = [_NO_MASK] * len(documents.source)
     for at in np.flatnonzero(np.bincount(documents.source)).tolist():
         places = np.flatnonzero(documents.source == at)
-        found = leaves[at].source.read(documents.stored[places])
+        found = read(at, documents.stored[places])
         for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
             ids[place] = row_ids
             masks[place] = row_mask
@@ -183,25 +189,26 @@ _NO_IDS = np.empty(0, np.int32)
 _NO_MASK = np.empty(0, np.bool_)
 
 
-def samples(leaves: Sequence[Leaf], documents: Documents) -> list[Sample]:
-    """The documents as `Sample` objects, in the order given."""
-    ids, masks = read_documents(leaves, documents)
+def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
+    ids, masks = read_documents(read, documents)
     rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
     return [
         Sample(
-            input_ids=ids[i], loss_mask=masks[i], source=leaves[sources[i]].name, row=rows[i],
+            input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
             pass_index=passes[i], start=starts[i],
         )
         for i in range(len(ids))
     ]  # fmt: skip
 
 
-def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
+def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
     """Read the tokens of one rank's part of a step.
 
     Args:
-        leaves: the sources, in the order of their names.
+        names: names of the leaves.
+        read: gives ids and masks of rows of a leaf.
         step: what was planned.
         metrics: user metrics, evaluated on each document.
 
@@ -209,7 +216,7 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
     documents = step.documents
-    ids, masks = read_documents(leaves, documents)
+    ids, masks = read_documents(read, documents)
     labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
@@ -230,7 +237,7 @@ def materialize(leaves: Sequence[Leaf], step: StepPlan, metrics: Sequence[Valued
         table=table,
         ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
-        values=_values(samples(leaves, documents), metrics) if metrics else {},
+        values=_values(samples(names, read, documents), metrics) if metrics else {},
         lanes=step.lanes,
     )
 

@@ -8,11 +8,14 @@ from typing import final
 import numpy as np
 
 from streamsft.sources.base import Source
+from streamsft.sources.streaming import StreamingSource
+from streamsft.stream.documents import Documents
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.lane import Lane
 from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Overflow, Packing
-from streamsft.stream.plan import Documents, Leaf, Plan
+from streamsft.stream.plan import Plan
 from streamsft.types import Pack, Sample, Shard
 
 __all__ = ["Packer"]
@@ -44,7 +47,7 @@ class Packer(LaneDataset[Pack]):
 
     def __init__(
         self,
-        mix: Interleave | SourceStream | Source,
+        mix: Interleave | SourceStream | StreamingSource | Source,
         sequence_length: int,
         *,
         lookahead: int | None = None,
@@ -53,10 +56,10 @@ class Packer(LaneDataset[Pack]):
     ) -> None:
         super().__init__(shard or Shard())
         if not isinstance(mix, Interleave):
-            mix = Interleave([mix], seed=mix.seed if isinstance(mix, SourceStream) else 0)
+            mix = Interleave([mix], [1.0], seed=mix.seed if isinstance(mix, SourceStream) else 0)
         self.mix = whole(mix, "Packer")
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
-        self.leaves: list[Leaf] = mix.leaves(self.packing)
+        self.mixture = mix.mixture(self.packing)
         self._warn_of_small_windows()
 
     @property
@@ -67,14 +70,14 @@ class Packer(LaneDataset[Pack]):
     def info(self) -> Info:
         how = f"best-fit over {self.packing.window:,} draws" if self.packing.best_fit else "next-fit in draw order"
         detail = f"{self.packing.sequence_length:,} slots, {how}, overflow: {self.packing.overflow}"
-        return Info(self.name, detail, None, (self.mix.tree(self.leaves),))
+        return Info(self.name, detail, None, (self.mix.tree(self.mixture.leaves),))
 
     def plan(self, lanes: int = 1) -> Plan:
-        return Plan(self.leaves, seed=self.mix.seed, packing=self.packing, lanes=lanes)
+        return Plan(self.mixture, seed=self.mix.seed, packing=self.packing, lanes=lanes)
 
-    def _made(self, plan: Plan, documents: Documents, packs: int) -> list[Pack]:
+    def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Pack]:
         found: list[list[Sample]] = [[] for _ in range(packs)]
-        for pack, sample in zip(documents.pack.tolist(), samples(plan.leaves, documents), strict=True):
+        for pack, sample in zip(documents.pack.tolist(), samples(lane.plan.names, lane.read, documents), strict=True):
             found[pack].append(sample)
         return [Pack(samples=tuple(group), sequence_length=self.packing.sequence_length) for group in found]
 
@@ -82,13 +85,14 @@ class Packer(LaneDataset[Pack]):
         if not self.packing.best_fit:
             return
         limit = self.packing.sequence_length
+        if any(leaf.streams for leaf in self.mixture.leaves):
+            return  # lengths are unknown until they are read
         cut = limit if self.packing.overflow == "truncate" else np.iinfo(np.int32).max
-        means = [
-            float(np.minimum(lengths if leaf.usable is None else lengths[leaf.usable], cut).mean())
-            for leaf in self.leaves
-            for lengths in (leaf.source.lengths,)
-        ]
-        packs = self.packing.window * float(np.dot([leaf.share for leaf in self.leaves], means)) / limit
+        means = []
+        for leaf in self.mixture.leaves:
+            lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
+            means.append(float(np.minimum(lengths, cut).mean()))
+        packs = self.packing.window * float(np.dot([leaf.share for leaf in self.mixture.leaves], means)) / limit
         if packs < _FEW_PACKS:
             logger.warning(
                 "packing: a window of %d draws fills only about %.0f packs of %d slots, which leaves the packer little "

@@ -3,160 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
-from streamsft.errors import DataError, EmptySourceError
 from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
-from streamsft.sources.base import Source
+from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
+from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Ints
 
-__all__ = ["Documents", "Leaf", "Plan", "Window"]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Leaf:
-    """A source as a mix draws from it.
-
-    Attributes:
-        source: where the rows are.
-        share: its part of the draws of the whole mix, in (0, 1].
-        weight: its weight as given, for messages and state; None if in proportion to rows.
-        groups: names of the mixes it is in, outermost first.
-        shuffle: whether each pass has an order of its own, or the order of the input.
-        usable: stored rows that can be drawn, ascending, int64[m]; None where all can.
-        dropped: rows that cannot be drawn under this packing, by reason.
-    """
-
-    source: Source
-    share: float
-    weight: float | None
-    groups: tuple[str, ...]
-    shuffle: bool = True
-    usable: Ints | None = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def rows(self) -> int:
-        """Rows that can be drawn: the length of a pass."""
-        return len(self.source) if self.usable is None else len(self.usable)
-
-
-def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, dict[str, int]]:
-    """Stored rows that leave something to train on, and how many do not, by reason.
-
-    Args:
-        source: the source.
-        packing: its sequence length and overflow policy; None when documents are not cut.
-
-    Raises:
-        DataError: ``overflow: error`` and a row is longer than a pack; names source, file and row.
-        EmptySourceError: no row is left.
-    """
-    lengths, first = source.lengths, source.first_supervised
-    empty = first >= lengths
-    too_long = np.zeros(len(lengths), np.bool_)
-    if packing is not None:
-        over = lengths > packing.sequence_length
-        if packing.overflow == "error" and over.any():
-            at = int(np.argmax(over))
-            raise DataError(
-                f"source {source.name!r}, {source.origin(at)}: {lengths[at]} tokens do not fit a pack of "
-                f"{packing.sequence_length} slots; raise sequence_length or choose overflow: truncate, drop or split"
-            )
-        if packing.overflow == "drop":
-            too_long = over & ~empty
-        elif packing.overflow == "truncate":
-            empty = empty | (first >= packing.sequence_length)
-        elif packing.overflow == "split":
-            empty = empty | _unlabelled_in_fragments(source, packing.sequence_length)
-    dropped = {"nothing_supervised": int(empty.sum()), "too_long": int(too_long.sum())}
-    dropped = {reason: count for reason, count in dropped.items() if count}
-    usable = np.flatnonzero(~(empty | too_long)) if dropped else None
-    if len(lengths) == sum(dropped.values()):
-        why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "it holds no row"
-        limit = "" if packing is None else f" at sequence_length {packing.sequence_length}"
-        raise EmptySourceError(f"source {source.name!r} has no row that could be drawn{limit}: {why}")
-    return usable, dropped
-
-
-def _unlabelled_in_fragments(source: Source, limit: int) -> Bools:
-    """Rows cut into fragments of `limit` tokens whose every supervised token is a fragment's first, bool[rows].
-
-    Few rows can be such: these alone are read.
-    """
-    lengths, first = source.lengths, source.first_supervised
-    borders = (lengths - 1) // limit
-    result: Bools = (borders > 0) & (first < lengths) & (first % limit == 0) & (source.supervised <= borders)
-    stored = np.flatnonzero(result)
-    if len(stored):
-        result[stored] = [_labels_per_fragment(mask, limit).sum() == 0 for mask in source.read(stored)[1]]
-    return result
-
-
-def _labels_per_fragment(mask: Bools, limit: int) -> Ints:
-    """Supervised tokens of each fragment but for its first, int64[fragments]."""
-    labelled = np.array(mask, np.bool_)
-    labelled[::limit] = False
-    return np.add.reduceat(labelled, np.arange(0, len(labelled), limit), dtype=np.int64)
-
-
-class Documents(NamedTuple):
-    """Documents in pack order; each array has one entry per document."""
-
-    source: Ints
-    """Number of the leaf, int64[n]."""
-    stored: Ints
-    """Stored row in that source, int64[n]."""
-    row: Ints
-    """That row's number in the source's input order, int64[n]."""
-    pass_index: Ints
-    """How often the source had been gone through before, int64[n]."""
-    start: Ints
-    """First token taken of the row, int64[n]; above 0 in later fragments only."""
-    first: Ints
-    """1 where a draw's first document stands, int64[n]; 0 in the further fragments of a split row."""
-    length: Ints
-    """Tokens taken, int64[n]."""
-    cut: Ints
-    """Tokens that truncation leaves out behind them, int64[n]."""
-    pack: Ints
-    """Number of the pack, int64[n], never decreasing."""
-
-    def take(self, keep: Ints | Bools | slice) -> Documents:
-        """The documents that `keep` selects."""
-        return Documents(*(column[keep] for column in self))
-
-    def packs(self, start: int, stop: int) -> Documents:
-        """The documents of packs `start` to `stop` (exclusive), packs numbered from 0 again."""
-        first, last = np.searchsorted(self.pack, (start, stop)).tolist()
-        part = self.take(slice(first, last))
-        return part._replace(pack=part.pack - start)
-
-    @staticmethod
-    def join(parts: Sequence[tuple[Documents, int]]) -> Documents:
-        """Documents of several (documents, number of packs) parts, packs numbered on."""
-        if len(parts) == 1:
-            return parts[0][0]
-        offsets = np.cumsum([0, *(count for _, count in parts)])
-        moved = [part._replace(pack=part.pack + offset) for (part, _), offset in zip(parts, offsets, strict=False)]
-        return Documents(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
+__all__ = ["Feeds", "Plan", "Window"]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The packs of one window, and where the lane stands behind it."""
+    """The packs of one window, and where the lane stands behind it; `due` and `drawn` are int64[sources]."""
 
     documents: Documents
     packs: int
@@ -164,12 +31,18 @@ class Window:
     drawn: Ints
 
 
+_USUAL, _LONGEST = 1024, np.iinfo(np.int32).max
+
+Feeds = Mapping[int, Feed]
+"""Cursors over the streaming sources of one lane, by leaf number."""
+
+
 @final
 class Plan:
     """The order of a mix: a pure function of seed, names, shares, lengths and packing.
 
     Args:
-        leaves: the sources with a share above 0, in the order of their names.
+        mixture: the sources and their weights.
         seed: seed of every random choice.
         packing: how documents are packed; None leaves each document its own pack.
         window: draws per window when `packing` is None.
@@ -179,66 +52,128 @@ class Plan:
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], *, seed: int, packing: Packing | None, window: int = 1024, lanes: int = 1
+        self, mixture: Mixture, *, seed: int, packing: Packing | None, window: int = 1024, lanes: int = 1
     ) -> None:
-        self.leaves = tuple(leaves)
+        self.mixture = mixture
+        self.leaves = mixture.leaves
         self.seed = seed
         self.packing = packing
         self.draws = packing.window if packing else window
         self.lanes = lanes
-        self.names = [leaf.name for leaf in leaves]
-        self.schedule = Schedule([leaf.share for leaf in leaves])
-        self._rows = np.array([leaf.rows for leaf in leaves], np.int64)
-        self._in_order = np.array([not leaf.shuffle for leaf in leaves])
+        self.names = [leaf.name for leaf in self.leaves]
+        self.numbers = list(range(len(self.leaves)))
+        """By which number documents name each leaf; another plan's leaves may stand beside them."""
+        self.scheduled = mixture.weights.scheduled
+        self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
+        self._rows = np.array([leaf.rows or 1 for leaf in self.leaves], np.int64)
+        self._in_order = np.array([not leaf.shuffle for leaf in self.leaves])
         self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
+        self._schedules: dict[int, Schedule] = {}
 
-    def first_due(self, lane: int) -> Ints:
-        """Due times before the first draw of `lane`, int64[sources]."""
-        return self.schedule.phases(self.seed, self.names, lane)
+    def schedule(self, step: int) -> Schedule:
+        """The scheduling of draws by the weights at a step."""
+        step = step if self.scheduled else 0
+        if step not in self._schedules:
+            shares = self.mixture.weights.shares(step)
+            self._schedules = {step: Schedule([shares[name] for name in self.names], self.mixture.unit)}
+        return self._schedules[step]
 
-    def window(self, lane: int, number: int, due: Ints, drawn: Ints) -> Window:
-        """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each)."""
-        draws = self.schedule.draw(due, drawn, self.draws)
-        source, stored, pass_index = self._locate(lane, draws.source, draws.number)
+    def first_due(self, lane: int, step: int = 0) -> Ints:
+        """Due times before the first draw of `lane` under the weights of a step, int64[sources]."""
+        costs = None
+        if self.mixture.unit == "tokens":
+            costs = [self._usual_length(leaf) for leaf in self.leaves]
+        return self.schedule(step).phases(self.seed, self.names, lane, costs)
+
+    def same(self, leaf: Leaf) -> int | None:
+        """Number of the leaf that has the name and contents of `leaf`, which is another plan's; None without one."""
+        at = self.names.index(leaf.name) if leaf.name in self.names else None
+        return at if at is not None and self.leaves[at].source.fingerprint == leaf.source.fingerprint else None
+
+    def _usual_length(self, leaf: Leaf) -> int:
+        """Tokens that a draw takes or so: how far apart lanes should start."""
+        limit = self.packing.sequence_length if self.packing else None
+        if leaf.streams:
+            return max(1, (limit or _USUAL) // 4)
+        lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
+        return max(1, int(np.minimum(lengths, limit or _LONGEST).sum(dtype=np.int64)) // len(lengths))
+
+    def feeds(self, lane: int, drawn: Sequence[int], states: Sequence[FeedState] | None = None) -> Feeds:
+        """Cursors over the streaming sources of `lane`, by leaf number.
+
+        Args:
+            lane: which lane.
+            drawn: draws of every source that lie behind.
+            states: where each streaming source stands, in the order of leaves; None at their starts.
+        """
+        return {
+            at: Feed(
+                self.leaves[at].streamed,
+                seed=self.seed,
+                lane=lane,
+                lanes=self.lanes,
+                packing=self.packing,
+                number=drawn[at],
+                state=states[place] if states else None,
+            )
+            for place, at in enumerate(self.streaming)
+        }
+
+    def window(
+        self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds | None = None, step: int = 0
+    ) -> Window:
+        """Plan window `number` of `lane` from its due times and draw counts (int64[sources] each).
+
+        Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
+        """
+        feeds = feeds or {}
+        draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
+        found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)
-        order = mixed(key, len(source))
-        documents = self._documents(source[order], stored[order], pass_index[order])
-        documents, packs = self._packed(documents, derive_key(key, "packs"))
+        found = found.take(mixed(key, len(draws.source)))
+        documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
+        documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
 
-    def _locate(self, lane: int, source: Ints, number: Ints) -> tuple[Ints, Ints, Ints]:
-        """Source, stored row and pass of each draw."""
+    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
+        """The rows of the draws, whole, each in pack 0."""
         rows = self._rows[source]
-        pass_index, position = np.divmod(number * self.lanes + lane, rows)
-        keys = hash64(self._row_keys[source], pass_index.astype(np.uint64))
-        stored = permute(position, rows, keys)
-        if self._in_order.any():
-            stored = np.where(self._in_order[source], position, stored)
-        for at, leaf in enumerate(self.leaves):
-            if leaf.usable is not None:
-                mine = source == at
-                stored[mine] = leaf.usable[stored[mine]]
-        return source, stored, pass_index
-
-    def _documents(self, source: Ints, stored: Ints, pass_index: Ints) -> Documents:
-        """Documents of the draws after the overflow policy, in draw order."""
+        position = number * self.lanes + lane
+        pass_index, place = np.divmod(position, rows)
+        if len(feeds) < len(self.leaves):
+            keys = hash64(self._row_keys[source], pass_index.astype(np.uint64))
+            stored = np.where(self._in_order[source], place, permute(place, rows, keys))
+        else:
+            stored = place
         length, row = np.empty(len(source), np.int64), np.empty(len(source), np.int64)
         for at, leaf in enumerate(self.leaves):
             mine = np.flatnonzero(source == at)
-            length[mine] = leaf.source.lengths[stored[mine]]
-            row[mine] = leaf.source.row_numbers[stored[mine]]
+            if leaf.streams:
+                fed = feeds[at].rows(number[mine].tolist())
+                stored[mine] = position[mine]
+                length[mine] = [len(one.input_ids) for one in fed]
+                row[mine] = [one.row for one in fed]
+                pass_index[mine] = [one.pass_index for one in fed]
+                continue
+            if leaf.usable is not None:
+                stored[mine] = leaf.usable[stored[mine]]
+            length[mine] = leaf.indexed.lengths[stored[mine]]
+            row[mine] = leaf.indexed.row_numbers[stored[mine]]
         zeros, ones = np.zeros(len(source), np.int64), np.ones(len(source), np.int64)
-        documents = Documents(source, stored, row, pass_index, zeros, ones, length, zeros, zeros)
+        return Documents(source, stored, row, pass_index, zeros, ones, length, zeros, zeros)
+
+    def _cut(self, documents: Documents, feeds: Feeds) -> Documents:
+        """The documents after the overflow policy."""
         if self.packing is None:
             return documents
         limit = self.packing.sequence_length
-        if self.packing.overflow == "split" and length.max() > limit:
-            return self._split(documents, limit)
-        kept = np.minimum(length, limit)
-        return documents._replace(length=kept, cut=length - kept)
+        if self.packing.overflow == "split" and documents.length.max() > limit:
+            return self._split(documents, limit, feeds)
+        kept = np.minimum(documents.length, limit)
+        return documents._replace(length=kept, cut=documents.length - kept)
 
-    def _split(self, documents: Documents, limit: int) -> Documents:
-        """Cut over-long documents into fragments, leaving out those without a label."""
+    def _split(self, documents: Documents, limit: int, feeds: Feeds) -> Documents:
+        """Cut over-long documents into fragments, leaving out those with nothing supervised."""
         pieces = -(-documents.length // limit)
         whole = np.repeat(np.arange(len(pieces)), pieces)
         number = np.arange(len(whole)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -246,12 +181,20 @@ class Plan:
         length = np.minimum(documents.length[whole] - start, limit)
         keep = np.ones(len(whole), np.bool_)
         for at in np.flatnonzero(pieces > 1).tolist():
-            leaf = self.leaves[int(documents.source[at])]
-            mask = leaf.source.read(documents.stored[at : at + 1])[1][0]
-            keep[whole == at] = _labels_per_fragment(mask, limit) > 0
+            supervised = self._mask(documents, at, feeds).copy()
+            supervised[0] = False
+            fragments = np.add.reduceat(supervised, np.arange(0, len(supervised), limit), dtype=np.int64)
+            keep[whole == at] = fragments > 0
         whole = whole[keep]
         first = np.diff(whole, prepend=-1).astype(np.bool_).astype(np.int64)
         return documents.take(whole)._replace(start=start[keep], length=length[keep], first=first)
+
+    def _mask(self, documents: Documents, at: int, feeds: Feeds) -> Bools:
+        """Loss mask of the whole row of document `at`."""
+        leaf, stored = int(documents.source[at]), documents.stored[at : at + 1]
+        if leaf in feeds:
+            return feeds[leaf].rows([int(stored[0]) // self.lanes])[0].loss_mask
+        return self.leaves[leaf].indexed.read(stored)[1][0]
 
     def _packed(self, documents: Documents, key: int) -> tuple[Documents, int]:
         """Documents sorted by pack, and the number of packs.
@@ -268,3 +211,43 @@ class Plan:
             pack = shuffled(key, packs)[pack]
         order = np.argsort(pack, kind="stable")
         return documents._replace(pack=pack).take(order), packs
+
+
+@final
+class _Costs:
+    """Tokens that each draw of a lane takes in its packs, looked up for some draws of a source at a time."""
+
+    def __init__(self, plan: Plan, lane: int, feeds: Feeds) -> None:
+        self._plan = plan
+        self._lane = lane
+        self._feeds = feeds
+        self._known: dict[int, tuple[int, list[int]]] = {}
+
+    def of(self, leaf: int, number: int) -> int:
+        """Tokens of draw `number` of a leaf."""
+        first, costs = self._known.get(leaf, (0, []))
+        if not first <= number < first + len(costs):
+            if leaf in self._feeds and (whole := self._uncut(leaf, number)):
+                return whole
+            first, costs = number, self._look_up(leaf, number)
+            self._known[leaf] = first, costs
+        return costs[number - first]
+
+    def _uncut(self, leaf: int, number: int) -> int:
+        """Tokens of a streamed row; 0 if it must be cut up to tell."""
+        length, packing = len(self._feeds[leaf].rows([number])[0].input_ids), self._plan.packing
+        if packing is None or length <= packing.sequence_length:
+            return length
+        return 0 if packing.overflow == "split" else packing.sequence_length
+
+    def _look_up(self, leaf: int, first: int) -> list[int]:
+        count = 1 if leaf in self._feeds else _COSTS_AHEAD  # a streaming source is not read ahead
+        numbers = np.arange(first, first + count)
+        found = self._plan._located(self._lane, np.full(count, leaf), numbers, self._feeds)
+        cut = self._plan._cut(found, self._feeds)
+        costs = np.zeros(count, np.int64)
+        np.add.at(costs, np.cumsum(cut.first) - 1, cut.length)
+        return costs.tolist()
+
+
+_COSTS_AHEAD = 64

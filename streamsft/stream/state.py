@@ -8,7 +8,17 @@ from typing import Any
 from streamsft.errors import StateError
 from streamsft.stream.plan import Plan
 
-__all__ = ["STATE_VERSION", "check_state", "describe_plan", "differences"]
+__all__ = [
+    "STATE_VERSION",
+    "begun_before_edit",
+    "check_edit",
+    "check_state",
+    "checked_lanes",
+    "checked_step",
+    "describe_plan",
+    "differences",
+    "merged",
+]
 
 STATE_VERSION = 1
 """Raised when the meaning of a state, or the order of a stream, changes."""
@@ -23,7 +33,10 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         entry: list[Any] = [leaf.source.fingerprint[:_DIGEST], leaf.share]
         sources[leaf.name] = entry if leaf.shuffle else [*entry, "none"]
     packing: Mapping[str, Any] = plan.packing.describe() if plan.packing else {"window": plan.draws}
-    return {"seed": plan.seed, **packing, "sources": sources}
+    mixed: dict[str, Any] = {"unit": plan.mixture.unit}
+    if plan.scheduled:
+        mixed["schedules"] = plan.mixture.weights.schedules()
+    return {"seed": plan.seed, **packing, **mixed, "sources": sources}
 
 
 def flattened(value: Any, path: str = "") -> dict[str, Any]:
@@ -69,3 +82,81 @@ def check_state(state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any
     found = differences(state["fingerprint"], fingerprint)
     if found:
         raise StateError("the state belongs to another stream:\n  " + "\n  ".join(found))
+
+
+_EDITABLE = ("sources.", "schedules.")
+
+
+def check_edit(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse an edit of more than the sources and weights of a mix.
+
+    Raises:
+        StateError: with every other difference, both values each.
+    """
+    found = [line for line in differences(before, after) if not line.startswith(_EDITABLE)]
+    if found:
+        raise StateError("only sources and weights can change in the middle of a stream, not:\n  " + "\n  ".join(found))
+
+
+def begun_before_edit(lanes: Mapping[str, Any]) -> dict[str, Any]:
+    """The lanes of a state, marked as standing under the mix that is being replaced.
+
+    Raises:
+        StateError: the edit before this one has not come into force on every lane.
+    """
+    waiting = [number for number, lane in lanes.items() if lane.get("before_edit")]
+    if waiting:
+        raise StateError(
+            f"the last edit of the mix is not in force on lane {', '.join(waiting)} yet; train on with it until the "
+            "open windows are finished, then edit again"
+        )
+    return {number: {**lane, "before_edit": True} for number, lane in lanes.items()}
+
+
+def checked_step(state: Mapping[str, Any]) -> int:
+    """The step of a state.
+
+    Raises:
+        StateError: it is no number of steps.
+    """
+    step = state["step"]
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise StateError(f"the state's step is {step!r}, not a number >= 0")
+    return step
+
+
+def checked_lanes(state: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The lanes of a state, if they are all there.
+
+    Raises:
+        StateError: a lane is missing, or there is one too many; names it.
+    """
+    lanes = state["lanes"]
+    if not isinstance(lanes, Mapping) or not all(isinstance(lane, Mapping) for lane in lanes.values()):
+        raise StateError(f"the state's lanes are {lanes!r}, not an object of lanes by number")
+    expected = {str(number) for number in range(count)}
+    if missing := sorted(expected - set(lanes), key=int):
+        raise StateError(f"the state lacks lane {', '.join(missing)} of {count}: gather it with gather_state")
+    if unknown := sorted(set(lanes) - expected):
+        raise StateError(f"the state has lane {', '.join(unknown)}, but there are only {count}")
+    return dict(lanes)
+
+
+def merged(parts: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """The complete state that the parts of all ranks make, `count` lanes.
+
+    Raises:
+        StateError: ranks stand at different steps or in different streams, disagree about a lane, or one is missing.
+    """
+    first = parts[0]
+    lanes: dict[str, Any] = {}
+    for rank, part in enumerate(parts):
+        if part["step"] != first["step"]:
+            raise StateError(f"rank {rank} stands at step {part['step']}, rank 0 at {first['step']}")
+        if found := differences(part["fingerprint"], first["fingerprint"]):
+            raise StateError(f"rank {rank} reads another stream than rank 0:\n  " + "\n  ".join(found))
+        for number, lane in part["lanes"].items():
+            if lanes.setdefault(number, lane) != lane:
+                raise StateError(f"rank {rank} holds another copy of lane {number} than a rank before it")
+    complete = checked_lanes({"lanes": lanes}, count)
+    return {**first, "lanes": {number: complete[number] for number in sorted(complete, key=int)}}

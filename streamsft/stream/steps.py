@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
-from streamsft.errors import ConfigError
+import numpy as np
+
+from streamsft.errors import ConfigError, StateError
+from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.plan import Documents, Plan
-from streamsft.types import Shard
+from streamsft.stream.plan import Plan
+from streamsft.types import Bools, Int32s, Ints, Shard
 
-__all__ = ["StepPlan", "StepPlanner", "Topology"]
+__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology"]
 
 
 @final
@@ -46,6 +49,23 @@ class Topology:
                 raise ConfigError(
                     f"{name} {value} does not divide loader.global_batch_size {self.global_batch_size}; "
                     f"it may be one of {', '.join(map(str, allowed))}"
+                )
+
+    def check_owners(self, workers: int) -> None:
+        """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
+
+        Raises:
+            ConfigError: with the values that are possible.
+        """
+        for name, value, of, total in (
+            ("dp size", self.dp.count, "lanes_per_step", self.lanes_per_step),
+            ("loader.workers", max(workers, 1), "lane_groups", self.lane_groups),
+        ):
+            if total % value:
+                allowed = [n for n in range(1, total + 1) if total % n == 0]
+                raise ConfigError(
+                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
+                    f"streaming source; it may be one of {', '.join(map(str, allowed))}"
                 )
 
     @property
@@ -94,20 +114,80 @@ class StepPlan:
 
 
 @final
+class Mixes:
+    """The mix in force, and the one that an edit has replaced as long as a window of it is open.
+
+    Attributes:
+        plan: what is drawn.
+        before: what was drawn before the edit.
+        leaves: the sources of `plan`, then those of `before` alone, in the numbers that documents name them by.
+    """
+
+    def __init__(self, plan: Plan, before: Plan | None = None) -> None:
+        self.plan = plan
+        self.before = before
+        self.leaves = list(plan.leaves)
+        if before is None:
+            return
+        for at, leaf in enumerate(before.leaves):
+            known = plan.same(leaf)
+            before.numbers[at] = len(self.leaves) if known is None else known
+            if known is None:
+                self.leaves.append(leaf)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of `leaves`; a source whose content an edit changed stands there twice."""
+        return [leaf.name for leaf in self.leaves]
+
+    def of(self, state: Any) -> Plan:
+        """The plan that a lane's JSON state belongs to.
+
+        Raises:
+            StateError: it belongs to the mix before the edit, which is not at hand.
+        """
+        if not (isinstance(state, Mapping) and state.get("before_edit")):
+            return self.plan
+        if self.before is None:
+            raise StateError("the state has open windows of the mix before an edit: load it with that mix as `before`")
+        return self.before
+
+
+@final
 class StepPlanner:
     """Plans the steps of one rank, one after the other.
 
     Args:
-        plan: the mix, made for as many lanes as `topology` has.
+        mixes: what is drawn, made for as many lanes as `topology` has.
         topology: how steps are made.
         step: steps that lie behind.
         lanes: state of each lane that has been drawn from.
     """
 
-    def __init__(self, plan: Plan, topology: Topology, step: int, lanes: Mapping[int, LaneState]) -> None:
+    def __init__(self, mixes: Mixes, topology: Topology, step: int, lanes: Mapping[int, LaneState]) -> None:
         self.topology = topology
         self.step = step
-        self._lanes = {number: Lane(plan, number, lanes.get(number)) for number in topology.owned}
+        self._mixes = mixes
+        self._lanes = {number: Lane(mixes.plan, number, lanes.get(number), mixes.before) for number in topology.owned}
+
+    def skip(self) -> None:
+        """Leave the next step to another worker, whose lanes are not this one's."""
+        self.step += 1
+
+    def read(self, number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of rows `stored` of a source in the last step planned."""
+        leaf = self._mixes.leaves[number]
+        if not leaf.streams:
+            return leaf.indexed.read(stored)
+        ids: list[Int32s] = [_NO_IDS] * len(stored)
+        masks: list[Bools] = [_NO_MASK] * len(stored)
+        lanes = stored % self._mixes.plan.lanes
+        for lane in np.unique(lanes).tolist():
+            places = np.flatnonzero(lanes == lane)
+            found = self._lanes[lane].read(number, stored[places])
+            for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
+                ids[place], masks[place] = row_ids, row_mask
+        return ids, masks
 
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
@@ -117,7 +197,11 @@ class StepPlanner:
         for place, number in enumerate(topology.group(self.step - 1)):
             start, stop = topology.share(place)
             if start < stop:
-                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step)
+                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step, self.step)
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         return StepPlan(step=self.step, documents=Documents.join(parts), packs=topology.packs, lanes=states)
+
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_MASK = np.empty(0, np.bool_)

@@ -15,8 +15,7 @@ from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch, Valued, error_to_bytes, materialize
-from streamsft.stream.plan import Plan
-from streamsft.stream.steps import StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlanner, Topology
 from streamsft.types import Shard
 
 __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
@@ -29,7 +28,7 @@ class RawSteps(IterableDataset[bytes]):
     """The steps of one rank from a given state on; endless.
 
     Args:
-        plan: the mix.
+        mixes: what is drawn.
         topology: how steps are made of it.
         metrics: user metrics, evaluated on each document.
         step: steps that lie behind.
@@ -38,14 +37,14 @@ class RawSteps(IterableDataset[bytes]):
 
     def __init__(
         self,
-        plan: Plan,
+        mixes: Mixes,
         topology: Topology,
         metrics: Sequence[Valued],
         step: int,
         lanes: Mapping[int, LaneState],
     ) -> None:
         super().__init__()
-        self.plan = plan
+        self.mixes = mixes
         self.topology = topology
         self.metrics = metrics
         self.step = step
@@ -53,12 +52,15 @@ class RawSteps(IterableDataset[bytes]):
 
     def batches(self, shard: Shard) -> Iterator[RawBatch]:
         """Every `shard.count`-th step, beginning with the one at `shard.index`."""
-        planner = StepPlanner(self.plan, self.topology, self.step, self.lanes)
+        planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
         while True:
             for turn in range(shard.count):
-                step = planner.next()
                 if turn == shard.index:
-                    yield materialize(self.plan.leaves, step, self.metrics)
+                    yield materialize(self.mixes.names, planner.read, planner.next(), self.metrics)
+                elif self.topology.lane_groups % shard.count:
+                    planner.next()
+                else:  # the other workers' steps draw from other lanes
+                    planner.skip()
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -97,11 +99,10 @@ def worker_batches(
             multiprocessing_context=start_method,
             snapshot_every_n_steps=None,
         )
-    names = len(steps.plan.leaves)
     try:
         batches = iter(loader)
     except _PICKLING:
-        check_picklable("source", {leaf.name: leaf.source for leaf in steps.plan.leaves})
+        check_picklable("source", {leaf.name: leaf.source for leaf in steps.mixes.leaves})
         raise
     while True:
         try:
@@ -115,7 +116,7 @@ def worker_batches(
                 f"a loader worker died ({error}); often the system stopped it for want of memory: lower "
                 "loader.workers, then start the same command again to go on from the last checkpoint"
             ) from error
-        yield RawBatch.from_bytes(data, names)
+        yield RawBatch.from_bytes(data, steps.mixes)
 
 
 _PICKLING = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for what it cannot write

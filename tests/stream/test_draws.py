@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from streamsft.errors import ConfigError
 from streamsft.order.keys import derive_key, hash64
-from streamsft.stream.draws import Schedule, check_weights, normalized, rounded_share
+from streamsft.stream.draws import Schedule
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.weights import check_weights, normalized, rounded_share
 from tests import laws
 from tests.fakes import source
 

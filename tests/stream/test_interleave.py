@@ -110,8 +110,8 @@ def test_order_of_the_children_does_not_matter(order: list[int], seed: int) -> N
 def test_nested_weights_multiply() -> None:
     inner = Interleave([source("b", [2]), source("c", [2])], [3, 1], name="inner", seed=99)
     mix = Interleave([source("a", [2]), inner], [1, 1], seed=4)
-    assert {leaf.name: leaf.share for leaf in mix.leaves(None)} == {"a": 0.5, "b": 0.375, "c": 0.125}
-    assert {leaf.name: leaf.groups for leaf in mix.leaves(None)} == {
+    assert {leaf.name: leaf.share for leaf in mix.mixture(None).leaves} == {"a": 0.5, "b": 0.375, "c": 0.125}
+    assert {leaf.name: leaf.groups for leaf in mix.mixture(None).leaves} == {
         "a": ("mix",), "b": ("mix", "inner"), "c": ("mix", "inner"),
     }  # fmt: skip
     flat = Interleave([source(name, [2]) for name in "abc"], [4, 3, 1], seed=4)

@@ -10,12 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamsft.errors import StateError
+from streamsft.stream.documents import Documents
+from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.plan import Documents
+from streamsft.stream.plan import Plan
 from tests import laws
+from tests.fakes import source
 from tests.mixes import Mix, mixes
 
 STATE = {"window": 3, "due": [5, 0], "drawn": [7, 9], "emitted": 2}
+
+
+def _two_sources() -> Plan:
+    return Interleave([source("a", [3]), source("b", [3])]).plan()
 
 
 def _rows(documents: Documents) -> list[list[int]]:
@@ -30,7 +37,7 @@ def test_packs_taken_in_any_portions_are_the_same(mix: Mix, counts: list[int]) -
     for count in counts:
         lane = Lane(plan, 0, state)
         parts.append((lane.take(count), count))
-        state = LaneState.from_json(laws.as_json(lane.state.to_json()), len(plan.leaves), "lane 0")
+        state = LaneState.from_json(laws.as_json(lane.state.to_json()), plan, "lane 0")
     assert _rows(whole.take(sum(counts))) == _rows(Documents.join(parts))
     assert whole.state == state
 
@@ -54,7 +61,7 @@ def test_state_is_small_integers_after_a_million_windows() -> None:
     lane = Lane(plan, 0, far)
     assert len(lane.take(50).source) >= 50
     assert lane.state.window > 10**6
-    assert (np.array(lane.state.due) <= plan.schedule.stride).all()
+    assert (np.array(lane.state.due) <= plan.schedule(0).stride).all()
 
 
 def test_more_packs_given_out_than_the_window_holds_is_refused() -> None:
@@ -73,8 +80,8 @@ def test_more_packs_given_out_than_the_window_holds_is_refused() -> None:
 )  # fmt: skip
 def test_damaged_state_is_refused_by_the_lane_it_is_for(value: Any) -> None:
     with pytest.raises(StateError, match="lane 4: "):
-        LaneState.from_json(value, 2, "lane 4")
+        LaneState.from_json(value, _two_sources(), "lane 4")
 
 
 def test_state_comes_back_from_json() -> None:
-    assert LaneState.from_json(STATE, 2, "lane 0").to_json() == STATE
+    assert LaneState.from_json(STATE, _two_sources(), "lane 0").to_json() == STATE

@@ -68,7 +68,7 @@ def test_exact_fit_is_one_pack_equal_to_its_row() -> None:
 
 def test_overlong_rows_are_dropped_and_counted() -> None:
     packer = _in_order([13, 11, 4], 10, overflow="drop")
-    assert packer.leaves[0].dropped == {"too_long": 2}
+    assert packer.mixture.leaves[0].dropped == {"too_long": 2}
     assert {row for pack in _packs(packer, 4) for _, row, _ in pack.rows} == {2}
     with pytest.raises(EmptySourceError, match=r"source 's' .* at sequence_length 10: 2 too_long"):
         _in_order([13, 11], 10, overflow="drop")
@@ -85,7 +85,7 @@ def test_overlong_rows_are_truncated() -> None:
 def test_overlong_rows_are_split_into_fragments_that_tile_them() -> None:
     found = _one_pass(_in_order([121], 60, overflow="split"))
     fragments = sorted((sample for pack in found for sample in pack.samples), key=lambda sample: sample.start)
-    assert [(sample.start, len(sample)) for sample in fragments] == [(0, 60), (60, 60)]  # a lone token has no label
+    assert [(sample.start, len(sample)) for sample in fragments] == [(0, 60), (60, 60), (120, 1)]
     found = _one_pass(_in_order([122], 60, overflow="split"))
     fragments = sorted((sample for pack in found for sample in pack.samples), key=lambda sample: sample.start)
     assert [(sample.start, len(sample)) for sample in fragments] == [(0, 60), (60, 60), (120, 2)]
@@ -114,25 +114,22 @@ def test_any_length_works_under_every_policy(length: int, overflow: Any) -> None
 def test_prompt_that_fills_the_pack_leaves_nothing_and_is_counted() -> None:
     """A prompt of 12 tokens and an answer of 3, beside a row that fits."""
     data = ListSource("s", [(range(15), [0] * 12 + [1] * 3), (range(9), [0] + [1] * 8)])
-    assert Packer(data, 12).leaves[0].dropped == {"nothing_supervised": 1}
-    assert Packer(data, 13).leaves[0].dropped == {}
+    assert Packer(data, 12).mixture.leaves[0].dropped == {"nothing_supervised": 1}
+    assert Packer(data, 13).mixture.leaves[0].dropped == {}
     with pytest.raises(EmptySourceError, match="1 nothing_supervised"):
         Packer(ListSource("s", [(range(15), [0] * 12 + [1] * 3)]), 10)
 
 
-def test_row_supervised_only_where_fragments_begin_is_left_out_when_split() -> None:
-    """The first token of a fragment has no label, so such a row would give packs without anything to learn."""
+def test_fragment_supervised_only_where_it_begins_is_kept() -> None:
+    """Fragments tile what is supervised of their row, although the first token of a fragment has no label."""
     borders = [int(at % 4 == 0) for at in range(12)]
     data = ListSource("s", [(list(range(12)), borders), (list(range(12)), [0] * 8 + [1, 1, 1, 1]), ([1, 2], [0, 1])])
     packer = Packer(SourceStream(data), 4, lookahead=6, overflow="split")
-    assert packer.leaves[0].dropped == {"nothing_supervised": 1}
-    found = [seen for item in laws.first(packer, 9) for pack in item for seen in pack]
-    assert {(seen.row, seen.start) for seen in found} == {(1, 8), (2, 0)}
-    assert Packer(SourceStream(data), 4, lookahead=6, overflow="truncate").leaves[0].dropped == {
-        "nothing_supervised": 2
-    }
-    with pytest.raises(EmptySourceError, match="1 nothing_supervised"):
-        Packer(ListSource("s", [(list(range(12)), borders)]), 4, overflow="split")
+    assert packer.mixture.leaves[0].dropped == {}
+    found = [seen for item in laws.first(packer, 15) for pack in item for seen in pack]
+    assert {(seen.row, seen.start) for seen in found} == {(0, 4), (0, 8), (1, 8), (2, 0)}
+    truncated = Packer(SourceStream(data), 4, lookahead=6, overflow="truncate")
+    assert truncated.mixture.leaves[0].dropped == {"nothing_supervised": 2}
 
 
 @settings(max_examples=15)

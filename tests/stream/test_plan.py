@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamsft.stream.documents import Documents
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.mixture import usable_rows
 from streamsft.stream.packing import Overflow, Packing
-from streamsft.stream.plan import Documents, Plan, usable_rows
+from streamsft.stream.plan import Plan
 from tests.fakes import ListSource, source
 from tests.laws import Rows
 from tests.mixes import Mix, mixes
@@ -25,7 +27,7 @@ class Unreadable(ListSource):
 
 
 def _plan(data: ListSource, packing: Packing, lanes: int = 1) -> Plan:
-    return Plan(Interleave([data]).leaves(packing), seed=1, packing=packing, lanes=lanes)
+    return Plan(Interleave([data]).mixture(packing), seed=1, packing=packing, lanes=lanes)
 
 
 def _windows(plan: Plan, count: int, lane: int = 0) -> list[Documents]:

@@ -20,6 +20,7 @@ from streamsft.metrics.reducers import Mean
 from streamsft.stream.loader import Loader
 from streamsft.stream.materialize import RawBatch, error_to_bytes
 from streamsft.stream.packer import Packer
+from streamsft.stream.steps import Mixes
 from streamsft.types import Sample, Shard
 from tests import laws
 from tests.fakes import ListSource, source
@@ -76,7 +77,7 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
     for batch in islice(loader, 3):
         raw = batch.documents
         data = raw.to_bytes()
-        back = RawBatch.from_bytes(data, len(loader.sources))
+        back = RawBatch.from_bytes(data, Mixes(loader.packer.plan()))
         assert (back.step, back.packs, back.lanes) == (raw.step, raw.packs, raw.lanes)
         for name, left, right in zip(raw.table._fields, raw.table, back.table, strict=True):
             assert left.tolist() == right.tolist(), name
@@ -89,7 +90,7 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
 @given(message=st.text(max_size=50))
 def test_error_survives_its_way_as_bytes(message: str) -> None:
     with pytest.raises(MetricError) as caught:
-        RawBatch.from_bytes(error_to_bytes(MetricError(message)), 1)
+        RawBatch.from_bytes(error_to_bytes(MetricError(message)), Mixes(Mix().packer().plan()))
     assert str(caught.value) == message
 
 
