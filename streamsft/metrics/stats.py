@@ -30,6 +30,7 @@ class SampleStats:
         packs: packs in the batch.
         slots: token slots in the batch, padding included.
         values: per user metric what its value function gave, float64[n] each.
+        refused: rows of streaming sources that gave no document, (source, reason, count) each.
     """
 
     source: Int32s
@@ -41,6 +42,7 @@ class SampleStats:
     packs: int
     slots: int
     values: dict[str, Floats] = field(default_factory=dict)
+    refused: Sequence[tuple[int, str, int]] = ()
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -59,6 +61,7 @@ class SampleStats:
             packs=sum(p.packs for p in parts),
             slots=sum(p.slots for p in parts),
             values={name: np.concatenate([p.values[name] for p in parts]) for name in parts[0].values},
+            refused=[one for p in parts for one in p.refused],
         )
 
 

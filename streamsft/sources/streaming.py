@@ -12,7 +12,7 @@ from streamsft.types import Bools, Int32s, Shard, check_name
 
 if TYPE_CHECKING:
     from streamsft.sources.store import TokenStore
-    from streamsft.stream.faces import SourceStream
+    from streamsft.stream.feedstream import FeedStream
     from streamsft.text.chat import ChatTokenizer
     from streamsft.text.filters import Filters
     from streamsft.text.holdout import HoldOut
@@ -194,7 +194,7 @@ class StreamingSource:
 
         return held_out(self)
 
-    def stream(self, *, seed: int = 0, shard: Shard | None = None) -> SourceStream:
+    def stream(self, *, seed: int = 0, shard: Shard | None = None) -> FeedStream:
         """The source as an endless stream of samples, in a new order each pass if it is shuffled.
 
         Args:
@@ -202,6 +202,6 @@ class StreamingSource:
             shard: which part of the stream; for a rank and a worker
                 ``Shard(rank * workers + worker, ranks * workers)``. The parts of a pass are disjoint and complete.
         """
-        from streamsft.stream.faces import SourceStream
+        from streamsft.stream.feedstream import FeedStream
 
-        return SourceStream(self, seed=seed, shard=shard, shuffle=self.shuffle)  # type: ignore[arg-type]
+        return FeedStream(self, seed=seed, shard=shard)

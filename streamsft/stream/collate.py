@@ -31,6 +31,7 @@ class Batch:
 
     Attributes:
         step: number of the optimizer step, from 1.
+        data_step: number of the step in the stream; above `step` by the steps that were skipped.
         input_ids: token ids; the padding id behind the last document of a pack.
         labels: aligned with `input_ids` (the model shifts them): the token id where it is supervised, -100
             elsewhere, on padding, and on the first token of each document.
@@ -41,6 +42,7 @@ class Batch:
     """
 
     step: int
+    data_step: int
     input_ids: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor
@@ -129,13 +131,15 @@ class Batch:
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor], documents: RawBatch) -> Batch:
         tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
-        return Batch(step=self.step, sources=self.sources, documents=documents, **tensors)
+        return Batch(step=self.step, data_step=self.data_step, sources=self.sources, documents=documents, **tensors)
 
 
 _TENSORS = ("input_ids", "labels", "position_ids", "document_ids")
 
 
-def collate(raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id: int = 0) -> Batch:
+def collate(
+    raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id: int = 0, step: int | None = None
+) -> Batch:
     """Lay flat documents out as padded tensors.
 
     Args:
@@ -143,6 +147,7 @@ def collate(raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id:
         sources: names of all sources of the mix.
         sequence_length: slots per pack.
         pad_id: token id of padding.
+        step: number of the optimizer step; by default that of the documents.
     """
     table = raw.table
     ends = np.cumsum(table.length)
@@ -155,7 +160,8 @@ def collate(raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id:
     labels *= raw.labelled
     labels += np.int32(IGNORE_INDEX)
     return Batch(
-        step=raw.step,
+        step=raw.step if step is None else step,
+        data_step=raw.step,
         input_ids=_padded(raw.ids, borders, shape, pad_id),
         labels=_padded(labels, borders, shape, IGNORE_INDEX),
         position_ids=_padded(positions, borders, shape, 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -252,6 +252,11 @@ class Lane:
         )
         self._open = None
         self._change_mix()
+
+    def refused(self, number: int, stored: Ints) -> Iterator[tuple[str, int]]:
+        """Rows of streaming source `number` that were refused on the way to rows `stored`, by reason."""
+        for row in self._feeds[number].rows((stored // self.plan.lanes).tolist()):
+            yield from row.refused.items()
 
     def read(self, number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
         """Ids (int32[n] each) and masks (bool[n] each) of rows that the last call of `take` or `rest` named.

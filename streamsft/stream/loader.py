@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
@@ -13,7 +14,7 @@ from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lane import LaneState
-from streamsft.stream.materialize import Valued
+from streamsft.stream.materialize import RawBatch, Valued
 from streamsft.stream.packer import Packer
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import (
@@ -26,7 +27,7 @@ from streamsft.stream.state import (
     describe_plan,
     merged,
 )
-from streamsft.stream.steps import Mixes, Topology
+from streamsft.stream.steps import Mixes, Topology, checked_stretches
 from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
@@ -58,6 +59,8 @@ class Loader:
             divide it. By default 1, and 4 with a streaming source.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
+        skip_steps: stretches of steps of the stream, first and last each, that are left out: training goes on with
+            the next ones. May change from one resume to the next.
         tokenizer: a digest of the tokenizer that made the tokens, kept in the state and compared on loading.
 
     Raises:
@@ -79,6 +82,7 @@ class Loader:
         metrics: Sequence[Valued] = (),
         pad_id: int = 0,
         tokenizer: str = "",
+        skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
@@ -105,7 +109,9 @@ class Loader:
         self._plan = packer.plan(self.topology.lanes)
         self._mixes = Mixes(self._plan)
         self._edits: list[dict[str, Any]] = []
+        self.skip_steps = checked_stretches(skip_steps)
         self._step = 0
+        self._data_step = 0
         self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
         self._iterations = 0
         self._mid_step = False
@@ -114,6 +120,11 @@ class Loader:
     def step(self) -> int:
         """Steps consumed since the stream's start, over all resumes."""
         return self._step
+
+    @property
+    def data_step(self) -> int:
+        """Steps of the stream that lie behind, those that were skipped included."""
+        return self._data_step
 
     @property
     def info(self) -> Info:
@@ -181,23 +192,31 @@ class Loader:
                     raise StateError("Loader: another iteration began, so this one has ended; iterate once at a time")
                 self._mid_step = number < len(parts)
                 if not self._mid_step:
-                    self._step = batch.step
+                    self._step, self._data_step = batch.step, batch.data_step
                     self._lanes |= batch.lanes
                 yield part
 
     def _batches(self) -> Iterator[Batch]:
-        steps = RawSteps(self._mixes, self.topology, self.metrics, self._step, dict(self._lanes))
-        names = self._mixes.names
-        slots = self.packer.packing.sequence_length
+        steps = RawSteps(self._mixes, self.topology, self.metrics, self._data_step, dict(self._lanes), self.skip_steps)
         if self.workers:
-            for raw in worker_batches(steps, self.workers, self.start_method, self.prefetch):
-                yield collate(raw, names, slots, self.pad_id)
-            return
+            yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
+        elif self.background:
+            yield from in_background(lambda: self._collated(steps.batches(Shard())), self.prefetch)
+        else:
+            yield from self._collated(steps.batches(Shard()))
 
-        def here() -> Iterator[Batch]:
-            return (collate(raw, names, slots, self.pad_id) for raw in steps.batches(Shard()))
-
-        yield from in_background(here, self.prefetch) if self.background else here()
+    def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
+        """Batches, numbered by optimizer steps; those that are skipped are not among them."""
+        names, slots = self._mixes.names, self.packer.packing.sequence_length
+        step = self._step
+        skipped: dict[int, LaneState] = {}
+        for raw in raws:
+            if not raw.packs:
+                skipped |= raw.lanes
+                continue
+            step += 1
+            yield collate(replace(raw, lanes={**skipped, **raw.lanes}), names, slots, self.pad_id, step)
+            skipped = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.
@@ -213,6 +232,7 @@ class Loader:
         return {
             "version": STATE_VERSION,
             "step": self._step,
+            **({"data_step": self._data_step} if self._data_step != self._step else {}),
             "fingerprint": self.fingerprint,
             **({"edits": self._edits} if self._edits else {}),
             "lanes": {str(number): state.to_json() for number, state in sorted(self._lanes.items())},
@@ -275,3 +295,4 @@ class Loader:
             for number in self.topology.owned
         }
         self._mixes, self._edits, self._step = mixes, edits, step
+        self._data_step = checked_step({"step": state.get("data_step", step)})

@@ -75,6 +75,7 @@ class RawBatch:
         ids: token ids of all documents one after the other, int32[tokens].
         labelled: True where a token is a label: supervised and not the first of its document, bool[tokens].
         values: per user metric a number per document, float64[documents].
+        refused: rows of streaming sources that were refused on the way, (source, reason, count) each.
         lanes: state behind this step of the lanes it came from.
     """
 
@@ -84,7 +85,16 @@ class RawBatch:
     ids: Int32s
     labelled: Bools
     values: Mapping[str, Floats] = field(default_factory=dict)
+    refused: Sequence[tuple[int, str, int]] = ()
     lanes: Mapping[int, LaneState] = field(default_factory=dict)
+
+    @classmethod
+    def skipped(cls, step: StepPlan) -> RawBatch:
+        """What takes the place of a step that is left out: no pack, but the lanes behind it."""
+        nothing = np.empty(0, np.int64)
+        table = DocumentTable(*(nothing for _ in DocumentTable._fields))
+        empty = np.empty(0, np.int32)
+        return cls(step=step.step, packs=0, table=table, ids=empty, labelled=empty.astype(np.bool_), lanes=step.lanes)
 
     def part(self, start: int, stop: int) -> RawBatch:
         """The batch of packs `start` to `stop` (exclusive), as views."""
@@ -93,7 +103,13 @@ class RawBatch:
         tokens = slice(int(ends[0] - table.length[0]), int(ends[-1]))
         values = {name: value[chosen] for name, value in self.values.items()}
         return replace(
-            self, packs=stop - start, table=table, ids=self.ids[tokens], labelled=self.labelled[tokens], values=values
+            self,
+            packs=stop - start,
+            table=table,
+            ids=self.ids[tokens],
+            labelled=self.labelled[tokens],
+            values=values,
+            refused=() if start else self.refused,
         )
 
     def stats(self, slots: int) -> SampleStats:
@@ -108,6 +124,7 @@ class RawBatch:
             packs=self.packs,
             slots=slots,
             values=dict(self.values),
+            refused=self.refused,
         )
 
     def to_bytes(self) -> bytes:
@@ -117,6 +134,7 @@ class RawBatch:
             "packs": self.packs,
             "shapes": [len(self.table.source), len(self.ids)],
             "values": list(self.values),
+            "refused": list(self.refused),
             "lanes": {number: state.to_json() for number, state in self.lanes.items()},
         }
         text = _header(header)
@@ -149,6 +167,7 @@ class RawBatch:
             values={name: next_array(np.float64, documents) for name in header["values"]},
             ids=next_array(np.int32, tokens),
             labelled=next_array(np.bool_, tokens),
+            refused=tuple((source, reason, count) for source, reason, count in header["refused"]),
             lanes={
                 int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
             },
@@ -238,6 +257,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
         values=_values(samples(names, read, documents), metrics) if metrics else {},
+        refused=step.refused,
         lanes=step.lanes,
     )
 

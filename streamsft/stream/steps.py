@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
 from streamsft.types import Bools, Int32s, Ints, Shard
 
-__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology"]
+__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology", "checked_stretches"]
 
 
 @final
@@ -95,6 +96,20 @@ class Topology:
         return [group * self.lanes_per_step + place for group in range(self.lane_groups) for place in places]
 
 
+def checked_stretches(stretches: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """Stretches of steps, first and last each.
+
+    Raises:
+        ConfigError: one is no pair of steps >= 1 in ascending order.
+    """
+    checked = []
+    for stretch in stretches:
+        if len(stretch) != 2 or not all(type(step) is int for step in stretch) or not 1 <= stretch[0] <= stretch[1]:
+            raise ConfigError(f"skip_steps: {list(stretch)} is not a first and a last step, such as [120, 140]")
+        checked.append((stretch[0], stretch[1]))
+    return tuple(checked)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPlan:
@@ -104,6 +119,7 @@ class StepPlan:
         step: number of the step, from 1.
         documents: the documents of this rank's packs, packs numbered from 0.
         packs: number of those packs.
+        refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
     """
 
@@ -111,6 +127,7 @@ class StepPlan:
     documents: Documents
     packs: int
     lanes: Mapping[int, LaneState]
+    refused: Sequence[tuple[int, str, int]] = ()
 
 
 @final
@@ -200,7 +217,26 @@ class StepPlanner:
                 taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step, self.step)
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
-        return StepPlan(step=self.step, documents=Documents.join(parts), packs=topology.packs, lanes=states)
+        documents = Documents.join(parts)
+        refused = self._refused(documents)
+        return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
+
+    def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:
+        """Rows of streaming sources that were refused on the way to these documents."""
+        counts: Counter[tuple[int, str]] = Counter()
+        for number, leaf in enumerate(self._mixes.leaves):
+            if leaf.streams:
+                mine = (documents.source == number) & (documents.first == 1)
+                for lane, stored in self._by_lane(documents.stored[mine]):
+                    for reason, count in self._lanes[lane].refused(number, stored):
+                        counts[number, reason] += count
+        return [(number, reason, count) for (number, reason), count in sorted(counts.items())]
+
+    def _by_lane(self, stored: Ints) -> Iterator[tuple[int, Ints]]:
+        """Each lane's part of rows of a streaming source."""
+        lanes = stored % self._mixes.plan.lanes
+        for lane in np.unique(lanes).tolist():
+            yield lane, stored[lanes == lane]
 
 
 _NO_IDS = np.empty(0, np.int32)

@@ -33,6 +33,7 @@ class RawSteps(IterableDataset[bytes]):
         metrics: user metrics, evaluated on each document.
         step: steps that lie behind.
         lanes: state of the lanes.
+        skip: first and last step of stretches that are left out.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RawSteps(IterableDataset[bytes]):
         metrics: Sequence[Valued],
         step: int,
         lanes: Mapping[int, LaneState],
+        skip: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         self.mixes = mixes
@@ -49,14 +51,19 @@ class RawSteps(IterableDataset[bytes]):
         self.metrics = metrics
         self.step = step
         self.lanes = lanes
+        self.skip = skip
 
     def batches(self, shard: Shard) -> Iterator[RawBatch]:
-        """Every `shard.count`-th step, beginning with the one at `shard.index`."""
+        """Every `shard.count`-th step, beginning with the one at `shard.index`; steps to skip without their packs."""
         planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
         while True:
             for turn in range(shard.count):
                 if turn == shard.index:
-                    yield materialize(self.mixes.names, planner.read, planner.next(), self.metrics)
+                    step = planner.next()
+                    if any(first <= step.step <= last for first, last in self.skip):
+                        yield RawBatch.skipped(step)
+                    else:
+                        yield materialize(self.mixes.names, planner.read, step, self.metrics)
                 elif self.topology.lane_groups % shard.count:
                     planner.next()
                 else:  # the other workers' steps draw from other lanes
