@@ -8,7 +8,8 @@ files                     position                                 how reading g
 JSON Lines, JSON arrays   [byte, row, line]                        seeks to the byte; compressed files are
                                                                    decompressed up to it, and not decoded
 Parquet                   [row group, row in it]                   opens the row group
-Arrow                     [record batch, row in it, its first row] opens the record batch
+Arrow                     [record batch, row in it, its first row, opens the record batch
+                          the byte where it starts]
 CSV, TSV                  [row]                                    parses the rows before it again
 ========================= ======================================== =======================================
 """
@@ -70,7 +71,7 @@ def read_unit(file: RawFile, unit: Unit, position: Any) -> Iterator[RawRow]:
         if file.format == "parquet":
             yield from _parquet(file, unit, _checked(file, position, 2))
         elif file.format == "arrow":
-            yield from _arrow(file, unit, _checked(file, position, 3))
+            yield from _arrow(file, unit, _checked(file, position, 4))
         else:
             with open_bytes(file.path, file.compression) as (stream, _):
                 if file.format in DELIMITERS:
@@ -174,14 +175,14 @@ def _arrow(file: RawFile, unit: Unit, position: list[int] | None) -> Iterator[Ra
 
     if os.path.getsize(file.path) == 0:
         return
-    number, behind, first = position or (0, 0, 0)
+    number, behind, first, byte = position or (0, 0, 0, 0)
     with pa.memory_map(file.path) as mapped:
         prune: Prune | None = None
-        for at, (batch, _) in enumerate(record_batches(mapped, number), number):
+        for at, (batch, _, start) in enumerate(record_batches(mapped, number, byte), number):
             prune = prune or null_pruner(batch.schema)
             behind = behind if at == number else 0
             size = rows_per_piece(batch.num_rows, batch.nbytes)
-            taken = _Taken(file, unit, prune, 0, (at,), first, (first,))
+            taken = _Taken(file, unit, prune, 0, (at,), first, (first, start))
             for done in range(behind // size * size, batch.num_rows, size):
                 yield from taken.rows(batch.slice(done, size), first + done, first + behind)
             first += batch.num_rows

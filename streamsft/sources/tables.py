@@ -37,17 +37,20 @@ def read_arrow(path: str) -> Iterator[tuple[bytes, int, float]]:
     import pyarrow as pa
 
     with pa.memory_map(path) as mapped:
-        for batch, share in record_batches(mapped):
+        for batch, share, _ in record_batches(mapped):
             rows = rows_per_piece(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, rows):
                 piece = batch.slice(start, rows)
                 yield serialized(piece), piece.num_rows, share
 
 
-def record_batches(mapped: Any, first: int = 0) -> Iterator[tuple[Any, float]]:
-    """Record batches of a mapped Arrow file from number `first` on, with the share of the file read so far.
+def record_batches(mapped: Any, first: int = 0, byte: int = 0) -> Iterator[tuple[Any, float, int]]:
+    """Record batches of a mapped Arrow file, each with the share of the file read so far and the byte it starts at.
 
-    The batches before it are passed over without touching their data.
+    Args:
+        mapped: the file, in the stream or the random-access format.
+        first: number of the batch to begin with; those before it are passed over without touching their data.
+        byte: where that one starts, as it was given with it; spares a stream the way there. 0 in the other format.
     """
     import pyarrow as pa
 
@@ -56,12 +59,24 @@ def record_batches(mapped: Any, first: int = 0) -> Iterator[tuple[Any, float]]:
     except pa.ArrowInvalid:
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
-            for batch in islice(stream, first, None):
-                yield batch, mapped.tell() / mapped.size()
+            if byte and "dictionary" not in str(stream.schema):  # whose values stand between the batches
+                mapped.seek(byte)
+                first = 0
+            yield from islice(_streamed(stream, mapped), first, None)
     else:
         with file:
             count = file.num_record_batches
-            yield from ((file.get_batch(i), (i + 1) / count) for i in range(first, count))
+            yield from ((file.get_batch(i), (i + 1) / count, 0) for i in range(first, count))
+
+
+def _streamed(stream: Any, mapped: Any) -> Iterator[tuple[Any, float, int]]:
+    while True:
+        byte = mapped.tell()
+        try:
+            batch = stream.read_next_batch()
+        except StopIteration:
+            return
+        yield batch, mapped.tell() / mapped.size(), byte
 
 
 def serialized(batch: Any) -> bytes:
