@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
+from streamsft.build_sources import BuiltSource
 from streamsft.comm import Comm
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.encoders import Encoders
@@ -16,6 +17,7 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from streamsft.sources.store import TokenStore
+from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
@@ -28,24 +30,27 @@ __all__ = ["Built", "build", "build_aggregator", "build_mix", "build_packer", "b
 _log = logging.getLogger(__name__)
 
 
-def build_mix(config: Config, stores: Mapping[str, TokenStore]) -> Interleave:
-    """The mix of `config` over the stores of its drawn sources. What has weight 0 is left out, and said."""
+def build_mix(config: Config, sources: Mapping[str, BuiltSource]) -> Interleave:
+    """The mix of `config` over its drawn sources. What has weight 0 is left out, and said."""
 
     def node(name: str, nodes: Mapping[str, SourceConfig | GroupConfig]) -> Interleave:
-        children: list[Interleave | TokenStore] = []
-        weights: list[float] = []
+        children: list[Interleave | BuiltSource | SourceStream] = []
+        weights: list[Any] = []
         for child, given in nodes.items():
-            if given.weight == 0:
+            if not given.drawn:
                 _log.info("%s: weight 0, so it is never drawn nor opened", child)
                 continue
-            weights += [] if given.weight is None else [given.weight]
-            if isinstance(given, GroupConfig):
-                children.append(node(child, given.sources))
-            elif given.shuffle == "none":
-                children.append(stores[child].stream(seed=config.seed, shuffle=False))
-            else:
-                children.append(stores[child])
-        return Interleave(children, weights or None, name=name, seed=config.seed)
+            weights += [] if given.weight is None else [given.weights_by_step]
+            children.append(node(child, given.sources) if isinstance(given, GroupConfig) else leaf(given, child))
+        if len(children) == 1:
+            weights = weights or [1.0]  # a streaming source has no number of rows to go by
+        return Interleave(children, weights or None, unit=config.mix.unit, name=name, seed=config.seed)
+
+    def leaf(given: SourceConfig, name: str) -> BuiltSource | SourceStream:
+        source = sources[name]
+        if given.shuffle == "none" and isinstance(source, TokenStore):
+            return SourceStream(source, seed=config.seed, shuffle=False)
+        return source
 
     return node("mix", config.mix.sources)
 
@@ -120,7 +125,7 @@ class Built:
     Attributes:
         config: what it was built from.
         encoders: the tokenizer and what encodes with it.
-        stores: the drawn sources, by name.
+        sources: the drawn sources, by name.
         packer: the stage before the loader.
         loader: this rank's batches.
         metrics: the user's metrics.
@@ -128,31 +133,37 @@ class Built:
 
     config: Config
     encoders: Encoders
-    stores: Mapping[str, TokenStore]
+    sources: Mapping[str, BuiltSource]
     packer: Packer
     loader: Loader
     metrics: tuple[Metric, ...]
 
     @property
+    def stores(self) -> dict[str, TokenStore]:
+        """Those of the sources that are stores."""
+        return {name: source for name, source in self.sources.items() if isinstance(source, TokenStore)}
+
+    @property
     def summaries(self) -> list[SourceSummary]:
-        """The size of each source."""
+        """The size of each store."""
         return [SourceSummary.of(store) for store in self.stores.values()]
 
 
 def build(
     config: Config,
-    stores: Mapping[str, TokenStore],
+    sources: Mapping[str, BuiltSource],
     encoders: Encoders,
     *,
     dp: Shard | None = None,
     metrics: Iterable[Metric] = (),
 ) -> Built:
-    """Build the pipeline of `config` over its stores, for the data-parallel rank `dp`.
+    """Build the pipeline of `config` over its sources, for the data-parallel rank `dp`.
 
     Raises:
-        StreamsftError: a source has no row that could be drawn, or `dp` does not divide the global batch.
+        StreamsftError: a source has no row that could be drawn, or `dp` does not divide the global batch, or, with a
+            streaming source, the lanes.
     """
-    packer = build_packer(config, build_mix(config, stores))
+    packer = build_packer(config, build_mix(config, sources))
     metrics = tuple(metrics)
     loader = Loader(
         packer,
@@ -161,8 +172,11 @@ def build(
         workers=config.loader.workers,
         start_method=config.loader.start_method,
         background=config.loader.background,
+        lanes_per_step=config.loader.lanes_per_step,
+        lane_groups=config.loader.lane_groups,
+        skip_steps=[(first, last) for first, last in config.train.skip_steps],
         metrics=metrics,
         pad_id=encoders.pad_id,
         tokenizer=encoders.tokenizer_hash,
     )
-    return Built(config=config, encoders=encoders, stores=stores, packer=packer, loader=loader, metrics=metrics)
+    return Built(config=config, encoders=encoders, sources=sources, packer=packer, loader=loader, metrics=metrics)

@@ -1,10 +1,11 @@
-"""The sources of a config, tokenized and opened."""
+"""The sources of a config: tokenized and opened, or made ready to be streamed."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from streamsft.errors import ConfigError, DataError, StoreError
 from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
+from streamsft.sources.streaming import StreamingSource
 from streamsft.text.readers import RawSource
 from streamsft.text.tokenizing import tokenize
 
@@ -21,16 +23,18 @@ if TYPE_CHECKING:
     from streamsft.text.jobs import Transform
 
 __all__ = [
+    "BuiltSource",
     "Transforms",
     "all_sources",
     "build_source",
-    "build_stores",
+    "build_sources",
     "check_transforms",
     "drawn_sources",
     "raw_source",
 ]
 
 Transforms: TypeAlias = "Mapping[str, Transform]"
+BuiltSource: TypeAlias = TokenStore | StreamingSource
 
 
 def all_sources(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
@@ -43,11 +47,11 @@ def all_sources(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tup
 
 
 def drawn_sources(config: Config) -> dict[str, SourceConfig]:
-    """The sources that are drawn: those whose weight, and that of their groups, is not 0."""
+    """The sources that are drawn: those whose weight, and that of their groups, is above 0 at some step."""
 
     def below(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
         for name, node in nodes.items():
-            if node.weight == 0:
+            if not node.drawn:
                 continue
             if isinstance(node, GroupConfig):
                 yield from below(node.sources)
@@ -86,14 +90,16 @@ def build_source(
     processes: int | None = None,
     progress: bool = False,
     verify: bool = False,
-) -> TokenStore:
-    """Open the store of `source`, tokenizing it first if need be.
+) -> BuiltSource:
+    """Open the store of `source`, tokenizing it first if need be; or make it ready to be streamed.
 
     Raises:
         StreamsftError: its files, its rows, the tokenizer or the store cannot be used.
     """
     if source.store is not None:
         return TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
+    if source.streaming:
+        return _streamed(name, source, encoders, transform)
     store = tokenize(
         raw_source(source),
         None if transform else encoders.of(source),
@@ -109,6 +115,21 @@ def build_source(
     if verify and store.path is not None:
         return TokenStore.open(store.path, name=name, verify=True)
     return store
+
+
+def _streamed(name: str, source: SourceConfig, encoders: Encoders, transform: Transform | None) -> StreamingSource:
+    window = source.shuffle_window
+    make = StreamingSource if window is None else partial(StreamingSource, shuffle_window=window)
+    return make(
+        raw_source(source),
+        name=name,
+        transform=transform or encoders.of(source),
+        format=source.format,
+        columns=source.columns,
+        on_bad_row=source.on_bad_row,
+        holdout=source.holdout,
+        shuffle=source.shuffle == "rows",
+    )
 
 
 def check_transforms(config: Config, transforms: Transforms) -> None:
@@ -132,7 +153,7 @@ def check_transforms(config: Config, transforms: Transforms) -> None:
             )
 
 
-def build_stores(
+def build_sources(
     config: Config,
     encoders: Encoders,
     *,
@@ -140,8 +161,8 @@ def build_stores(
     processes: int | None = None,
     progress: bool = False,
     verify: bool = False,
-) -> dict[str, TokenStore]:
-    """The stores of all drawn sources, tokenized where they are not in the cache yet.
+) -> dict[str, BuiltSource]:
+    """All drawn sources: stores, tokenized where they are not in the cache yet, and those that are streamed.
 
     Raises:
         StreamsftError: a source, the tokenizer or a transform cannot be used.
@@ -150,10 +171,10 @@ def build_stores(
     check_transforms(config, transforms)
     sources = drawn_sources(config)
     _check_inputs(sources)
-    stores = {}
+    built = {}
     for name, source in sources.items():
         with naming(name):
-            stores[name] = build_source(
+            built[name] = build_source(
                 name,
                 source,
                 config,
@@ -163,11 +184,11 @@ def build_stores(
                 progress=progress,
                 verify=verify,
             )
-    return stores
+    return built
 
 
 def _check_inputs(sources: Mapping[str, SourceConfig]) -> None:
-    """See that all local inputs are there before the first is tokenized.
+    """See that all local inputs are there before the first is read.
 
     Raises:
         DataError: some are not; all of them are told.

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from streamsft.config_rules import WEIGHT_ELSEWHERE
+from streamsft.config_weights import WEIGHT_ELSEWHERE
 from streamsft.config_yaml import Document, Issue, KeyPath, dotted
 from streamsft.errors import ConfigError
 
@@ -63,6 +63,7 @@ _ELSEWHERE = {
     "wd": "train.weight_decay",
 }
 _ELSEWHERE_IN_SOURCE = dict.fromkeys(WEIGHT_ELSEWHERE, "weight") | {
+    "buffer_size": "shuffle_window",
     "column_mapping": "columns",
     "data_path": "path",
     "dataset_path": "path",
@@ -73,9 +74,16 @@ _ELSEWHERE_IN_SOURCE = dict.fromkeys(WEIGHT_ELSEWHERE, "weight") | {
     "name_or_path": "hub",
     "paths": "path",
     "repo": "hub",
+    "shuffle_buffer": "shuffle_window",
+    "shuffle_buffer_size": "shuffle_window",
+    "stream": "streaming",
     "subset": "config",
+    "test_size": "holdout",
     "train_on_input": "train_on",
     "type": "format",
+    "val_set_size": "holdout",
+    "val_size": "holdout",
+    "validation_split": "holdout",
 }
 _NOTES = {
     "train.steps": "training is counted in steps, never in epochs",

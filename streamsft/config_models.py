@@ -73,10 +73,27 @@ PathText = Annotated[str, BeforeValidator(_expand), Field(min_length=1)]
 """A path (or an address); ``${VAR}`` and ``~`` are expanded. A relative one starts at the working directory."""
 _TEXT_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Paths = Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1), WithJsonSchema(_TEXT_OR_LIST)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+_SCHEDULE: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^(0|[1-9][0-9]*)$": {"type": "number", "minimum": 0}},
+    "properties": {"hold": {"type": "boolean"}},
+    "additionalProperties": False,
+}
+Weight = Annotated[
+    Annotated[NonNegative, Tag("<number>")]
+    | Annotated[dict[str, float | bool], WithJsonSchema(_SCHEDULE), Tag("<schedule>")],
+    Discriminator(lambda value: "<schedule>" if isinstance(value, Mapping) else "<number>"),
+]
+"""A number, or numbers by training step; `config_rules` has seen to what a schedule holds."""
+HoldOut = Annotated[
+    Annotated[Fraction, Tag("<fraction>")] | Annotated[Positive, Tag("<rows>")],
+    Discriminator(lambda value: "<fraction>" if isinstance(value, float) else "<rows>"),
+]
+Stretch = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TrainOn = Literal["assistant", "last_assistant", "everything"]
 
 
@@ -86,7 +103,28 @@ class _Section(BaseModel):
     )
 
 
-class SourceConfig(_Section):
+class _Node(_Section):
+    weight: Weight | None = None
+    """Relative frequency of draws among its siblings, in what `mix.unit` counts; any scale. 0: never drawn, never
+    opened. Without weights rows come equally often. By step: {0: 1.0, 1000: 0.2} goes from one weight to the next
+    linearly, with hold: true among them it keeps each until the next."""
+
+    @property
+    def weights_by_step(self) -> float | dict[int | str, float | bool] | None:
+        """The weight, the steps of a schedule as numbers."""
+        if not isinstance(self.weight, dict):
+            return self.weight
+        return {key if key == "hold" else int(key): value for key, value in self.weight.items()}
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the weight is above 0 at some step."""
+        if not isinstance(self.weight, dict):
+            return self.weight != 0
+        return any(value for key, value in self.weight.items() if key != "hold")
+
+
+class SourceConfig(_Node):
     """A source: where its rows come from, how they become tokens, how often they are drawn."""
 
     path: Paths | None = None
@@ -107,24 +145,26 @@ class SourceConfig(_Section):
     """How a row holds its conversation; detected from the first rows where not given."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
-    weight: Weight | None = None
-    """Relative frequency of draws, in samples, among its siblings; any scale. 0: never drawn, never opened.
-    Without weights rows come equally often."""
     train_on: TrainOn = "assistant"
     """Which messages are supervised."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
     shuffle: Literal["rows", "none"] = "rows"
     """rows: each pass in an order of its own. none: in the order of the input, shuffled within a window only."""
+    streaming: bool = False
+    """Read in order and tokenize while training, with a weight, instead of tokenizing all of it first."""
+    shuffle_window: Positive | None = None
+    """With `streaming`: rows that are shuffled together, after the shards are; by default 1000."""
+    holdout: HoldOut | None = None
+    """Rows never trained on: a fraction above 0 and below 1, or a number of rows from 1. Decided by what a row says,
+    so copies of a row are on one side. They are a source of their own, <name>.holdout."""
 
 
-class GroupConfig(_Section):
+class GroupConfig(_Node):
     """Sources that share one weight; groups nest, and weights multiply."""
 
     sources: dict[str, Node]
     """The group's sources and groups, by name."""
-    weight: Weight | None = None
-    """Relative frequency of draws, in samples, among its siblings."""
 
 
 def _kind(value: object) -> str:
@@ -141,8 +181,8 @@ Node = Annotated[
 class MixConfig(_Section):
     """What is drawn, and how often."""
 
-    unit: Literal["samples"] = "samples"
-    """What a weight counts."""
+    unit: Literal["samples", "tokens"] = "samples"
+    """What a weight counts: draws, or their tokens as they are packed."""
     sources: dict[str, Node]
     """Sources and groups, by name; names are unique over the whole mix."""
 
@@ -182,7 +222,7 @@ class PackingConfig(_Section):
 
 
 class LoaderConfig(_Section):
-    """How batches are made. None of it changes which packs a step has, save `global_batch_size`."""
+    """How batches are made. None of it changes which packs a step has, save `global_batch_size` and the lanes."""
 
     global_batch_size: Positive = 8
     """Packs per optimizer step, over all ranks."""
@@ -194,6 +234,12 @@ class LoaderConfig(_Section):
     """How worker processes start; by default the platform's way."""
     background: bool = True
     """With 0 workers: keep the next batches ready in a thread."""
+    lanes_per_step: Positive | None = None
+    """Independent streams that a step draws from. By default 1; with a streaming source the greatest common divisor
+    of `global_batch_size` and 8, and the number of ranks must divide it."""
+    lane_groups: Positive | None = None
+    """Groups of so many lanes that take turns, a step each. By default 1; with a streaming source 4, and `workers`
+    must divide it."""
 
 
 class MetricsConfig(_Section):
@@ -232,6 +278,9 @@ class TrainConfig(_Section):
     """Largest norm of the gradient; null: unbounded."""
     audit: bool = False
     """Write what each step consumed to audit/rank-<r>.jsonl."""
+    skip_steps: list[Stretch] = Field(default_factory=list)
+    """Stretches of steps, first and last each, whose data are left out: [[120, 140]]. The steps go on with what comes
+    behind."""
 
 
 class Config(_Section):

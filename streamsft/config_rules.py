@@ -1,4 +1,4 @@
-"""What must hold between the keys of a config: weights, names, one kind of input per source.
+"""What must hold between the keys of a config: names, one kind of input per source, what goes with what.
 
 These rules read the plain values, so that they are all told at once with the types that are wrong,
 each at the key it is about.
@@ -6,22 +6,21 @@ each at the key it is about.
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from streamsft.config_weights import weight_rules
 from streamsft.config_yaml import Issue, KeyPath, dotted
 from streamsft.errors import ConfigError
 from streamsft.types import check_name
 
-__all__ = ["INPUTS", "WEIGHT_ELSEWHERE", "check_rules"]
+__all__ = ["HELD", "INPUTS", "check_rules"]
 
 INPUTS = ("path", "store", "hub")
 """A source names exactly one of these."""
 
-WEIGHT_ELSEWHERE = ("fraction", "interleave_probs", "prob", "probability", "proportion", "ratio", "sampling_weight")
-"""What other tools call a weight."""
+HELD = ".holdout"
+"""What the rows that a source holds out are called, behind its name."""
 
 _FOR_HUB = ("config", "split", "revision", "data_files")
 _FOR_TEXT = ("format", "columns", "train_on", "on_bad_row")
@@ -29,22 +28,28 @@ _MIX = "mix"
 
 
 def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()) -> list[Issue]:
-    """Issues with the mix of the config `data`, and with what a source needs elsewhere in it.
+    """Issues with the mix of the config `data`, with what a source needs elsewhere in it, and with steps to skip.
 
     Sources in `without_tokenizer` need none.
     """
-    mix = data.get(_MIX)
+    mix, train = data.get(_MIX), data.get("train")
+    issues = list(_stretch_rules(train.get("skip_steps"))) if isinstance(train, dict) else []
     if not isinstance(mix, dict) or not isinstance(mix.get("sources"), dict):
-        return []
-    issues = list(_mapping_rules(mix["sources"], (_MIX, "sources")))
+        return issues
+    issues.extend(weight_rules(mix["sources"], (_MIX, "sources")))
     seen: dict[str, KeyPath] = {_MIX: (_MIX,)}
     texts = []
     for path, node in _nodes(mix["sources"], (_MIX, "sources")):
         issues.extend(_name_rules(path, seen))
         if "sources" not in node:
             issues.extend(_source_rules(node, path))
+            issues.extend(_streaming_rules(node, path))
             if "store" not in node and path[-1] not in without_tokenizer:
                 texts.append(path)
+    for path, node in _nodes(mix["sources"], (_MIX, "sources")):
+        if node.get("holdout") is not None and f"{path[-1]}{HELD}" in seen:
+            taken = dotted(seen[f"{path[-1]}{HELD}"])
+            issues.append(Issue((*path, "holdout"), f"its held rows are called {path[-1]}{HELD}, the name of {taken}"))
     if texts and data.get("tokenizer") is None:
         issues.append(Issue(("tokenizer",), f"missing: {dotted(texts[0])} is text and needs one"))
     return issues
@@ -69,6 +74,16 @@ def _name_rules(path: KeyPath, seen: dict[str, KeyPath]) -> Iterator[Issue]:
     seen.setdefault(name, path)
 
 
+def _stretch_rules(stretches: Any) -> Iterator[Issue]:
+    """Steps to skip are a first and a last one."""
+    for at, stretch in enumerate(stretches if isinstance(stretches, list) else ()):
+        numbers = isinstance(stretch, list) and all(type(step) is int for step in stretch)
+        if not numbers or len(stretch) != 2 or not 1 <= stretch[0] <= stretch[1]:
+            yield Issue(
+                ("train", "skip_steps", at), f"{stretch!r} is not a first and a last step from 1, such as [120, 140]"
+            )
+
+
 def _source_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
     given = [key for key in INPUTS if node.get(key) is not None]
     if len(given) != 1:
@@ -84,33 +99,16 @@ def _source_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
                 yield Issue((*path, key), f"{key!r} is about text, and a store holds tokens and masks already")
 
 
-def _mapping_rules(sources: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
-    """The rules of weights: finite, >= 0, one above 0, all or none given."""
-    if not sources:
-        yield Issue(path, "at least one source is needed")
-        return
-    nodes = {name: node for name, node in sources.items() if isinstance(node, dict)}
-    weights = {name: node["weight"] for name, node in nodes.items() if node.get("weight") is not None}
-    wrong = False
-    for name, weight in weights.items():
-        if problem := _weight_problem(weight):
-            wrong = True
-            yield Issue((*path, name, "weight"), problem)
-    if weights and len(weights) < len(nodes):
-        others = f"{', '.join(weights)} {'has' if len(weights) == 1 else 'have'} one"
-        for name, node in nodes.items():
-            meant = difflib.get_close_matches("weight", node, 1, 0.75) or node.keys() & set(WEIGHT_ELSEWHERE)
-            if name not in weights and not meant:  # else the key that was meant is told as unknown
-                yield Issue((*path, name, "weight"), f"missing: {others}; give all of them a weight, or none")
-    elif weights and not wrong and not any(weights.values()):
-        yield Issue(path, f"every weight is 0 ({', '.join(weights)}): at least one must be above 0")
-    for name, node in nodes.items():
-        if isinstance(node.get("sources"), dict):
-            yield from _mapping_rules(node["sources"], (*path, name, "sources"))
-
-
-def _weight_problem(weight: Any) -> str | None:
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if number and math.isfinite(weight) and weight >= 0:
-        return None
-    return f"a weight is a finite number >= 0, got {weight!r}"
+def _streaming_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
+    if node.get("store") is not None:
+        if node.get("streaming"):
+            yield Issue((*path, "streaming"), "a store is mapped from disk as it is; streaming is for path and hub")
+        if node.get("holdout") is not None:
+            yield Issue((*path, "holdout"), "a store no longer has the rows to decide by; hold out of its path or hub")
+    if node.get("shuffle_window") is not None:
+        if not node.get("streaming"):
+            yield Issue(
+                (*path, "shuffle_window"), "it goes with streaming: true; else each pass is shuffled as a whole"
+            )
+        elif node.get("shuffle") == "none":
+            yield Issue((*path, "shuffle_window"), "it has no effect beside shuffle: none; keep one")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamsft.build import Built, build, build_aggregator, build_settings, build_sinks
-from streamsft.build_sources import build_stores, drawn_sources
+from streamsft.build_sources import build_sources, drawn_sources
 from streamsft.comm import LocalComm
 from streamsft.config import load_config
 from streamsft.encoders import Encoders
@@ -29,7 +29,7 @@ def built(config: dict[str, Any], **options: Any) -> Built:
     transforms = options.pop("transforms", {})
     read = load_config(config, without_tokenizer=transforms)
     encoders = Encoders(read)
-    return build(read, build_stores(read, encoders, transforms=transforms), encoders, **options)
+    return build(read, build_sources(read, encoders, transforms=transforms), encoders, **options)
 
 
 def fixed(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -173,14 +173,15 @@ def test_a_store_is_a_source_and_one_of_another_tokenizer_is_refused(tmp_path: P
 def test_flipped_bytes_are_found_by_verify(tmp_path: Path) -> None:
     config = load_config(small_config(tmp_path))
     encoders = Encoders(config)
-    store = build_stores(config, encoders)["units"]
+    store = build_sources(config, encoders)["units"]
+    assert isinstance(store, TokenStore)
     assert store.path is not None
     file = next(store.path.glob("data-*.arrow"))
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 0xFF
     file.write_bytes(raw)
     with pytest.raises(StoreError, match="source units"):
-        build_stores(config, encoders, verify=True)
+        build_sources(config, encoders, verify=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What several commands begin with: the stores of a config, made by one rank first, and what is in them."""
+"""What several commands begin with: the sources of a config, made by one rank first, and what is in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from streamsft.build_sources import Transforms, build_stores
+from streamsft.build_sources import BuiltSource, Transforms, build_sources
 from streamsft.comm import Comm, agreeing, patient
 from streamsft.config import Config
 from streamsft.encoders import Encoders
@@ -16,12 +16,12 @@ from streamsft.sources.store import TokenStore
 from streamsft.text.rejections import REJECTED_FILE
 from streamsft.text.summary import SourceSummary, summary_table
 
-__all__ = ["prepare_stores", "print_sources"]
+__all__ = ["prepare_sources", "print_sources"]
 
-Stores = dict[str, TokenStore]
+Sources = dict[str, BuiltSource]
 
 
-def prepare_stores(
+def prepare_sources(
     config: Config,
     encoders: Encoders,
     comm: Comm,
@@ -29,8 +29,8 @@ def prepare_stores(
     transforms: Transforms | None = None,
     processes: int | None = None,
     verify: bool = False,
-) -> Stores:
-    """The stores of all drawn sources; collective.
+) -> Sources:
+    """All drawn sources, as stores or ready to be streamed; collective.
 
     On each machine one rank tokenizes and checks, while the others wait as long as it takes; then they open what it
     made. Without a cache every rank tokenizes for itself.
@@ -40,8 +40,8 @@ def prepare_stores(
     """
     first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
 
-    def make(*, first: bool) -> Stores:
-        return build_stores(
+    def make(*, first: bool) -> Sources:
+        return build_sources(
             config,
             encoders,
             transforms=transforms,
@@ -53,23 +53,28 @@ def prepare_stores(
     return _one_after_another(patient(comm), first, make)
 
 
-def _one_after_another(comm: Comm, first: bool, make: Callable[..., Stores]) -> Stores:
-    stores: Stores = {}
+def _one_after_another(comm: Comm, first: bool, make: Callable[..., Sources]) -> Sources:
+    sources: Sources = {}
     with agreeing(comm):
         if first:
-            stores = make(first=True)
+            sources = make(first=True)
     with agreeing(comm):
         if not first:
-            stores = make(first=False)
-    return stores
+            sources = make(first=False)
+    return sources
 
 
-def print_sources(console: Console, stores: Mapping[str, TokenStore], *, places: bool = False) -> None:
-    """Print rows, tokens, lengths and rejections of each source, and where rejected rows are listed."""
-    console.print(summary_table([SourceSummary.of(store) for store in stores.values()]))
+def print_sources(console: Console, sources: Mapping[str, BuiltSource], *, places: bool = False) -> None:
+    """Print rows, tokens, lengths and rejections of each store, and where rejected rows are listed; and which sources
+    are streamed, of which nothing is known yet."""
+    stores = {name: source for name, source in sources.items() if isinstance(source, TokenStore)}
+    if stores:
+        console.print(summary_table([SourceSummary.of(store) for store in stores.values()]))
     _print_lines(console, (f"{name}: {store.path}" for name, store in stores.items() if places and store.path))
     listed = {name: Path(store.path) / REJECTED_FILE for name, store in stores.items() if store.path}
     _print_lines(console, (f"{name}: rejected rows are in {file}" for name, file in listed.items() if file.exists()))
+    streamed = [name for name in sources if name not in stores]
+    _print_lines(console, (f"{name}: streamed, tokenized as it is drawn" for name in streamed))
 
 
 def _print_lines(console: Console, lines: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
-from streamsft.commands.preparing import prepare_stores, print_sources
+from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
@@ -92,9 +92,9 @@ def preview(
     console = console or make_console()
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     encoders = Encoders(config)
-    stores = prepare_stores(config, encoders, LocalComm(), transforms=transforms)
-    built = build(config, stores, encoders, metrics=metrics)
-    print_sources(console, stores)
+    sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms)
+    built = build(config, sources, encoders, metrics=metrics)
+    print_sources(console, sources)
     console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
     survey, shown = _draw(built, packs, draws)
     console.print(_mix_table(built, survey))

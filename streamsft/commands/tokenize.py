@@ -9,7 +9,7 @@ from rich.console import Console
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
-from streamsft.commands.preparing import prepare_stores, print_sources
+from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.sources.store import TokenStore
@@ -28,6 +28,8 @@ def tokenize(
 ) -> dict[str, TokenStore]:
     """Tokenize every source that `config` draws from, where the cache does not have it yet, and print what is in them.
 
+    Sources with `streaming: true` are opened alone, for they are tokenized as they are drawn.
+
     Args:
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
@@ -44,6 +46,6 @@ def tokenize(
     """
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     encoders = Encoders(config)
-    stores = prepare_stores(config, encoders, LocalComm(), transforms=transforms, processes=processes, verify=verify)
-    print_sources(console or make_console(), stores, places=True)
-    return stores
+    sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms, processes=processes, verify=verify)
+    print_sources(console or make_console(), sources, places=True)
+    return {name: source for name, source in sources.items() if isinstance(source, TokenStore)}

@@ -8,7 +8,7 @@ from streamsft.build import build, build_aggregator, build_settings, build_sinks
 from streamsft.build_sources import Transforms
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
-from streamsft.commands.preparing import prepare_stores, print_sources
+from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
@@ -69,13 +69,13 @@ def _train(
         config = load_config(config, overrides, without_tokenizer=transforms or ())
         settings = build_settings(config)
     encoders = Encoders(config)
-    stores = prepare_stores(config, encoders, comm, transforms=transforms, verify=verify)
+    sources = prepare_sources(config, encoders, comm, transforms=transforms, verify=verify)
     with agreeing(comm):
-        built = build(config, stores, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
+        built = build(config, sources, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
         aggregator = build_aggregator(config, built.loader, metrics, comm)
     if comm.rank == 0 and not quiet:
         console = make_console()
-        print_sources(console, stores)
+        print_sources(console, sources)
         console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
     result = train_loop(
         built.loader,
