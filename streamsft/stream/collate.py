@@ -15,6 +15,7 @@ from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
+from streamsft.types import Int32s
 
 __all__ = ["IGNORE_INDEX", "Batch", "collate"]
 
@@ -151,31 +152,48 @@ def collate(
     """
     table = raw.table
     ends = np.cumsum(table.length)
-    borders = np.concatenate([[0], ends])[np.searchsorted(table.pack, np.arange(raw.packs + 1))].tolist()
-    shape = (raw.packs, sequence_length)
-    within = (np.arange(1, len(ends) + 1) - np.searchsorted(table.pack, table.pack)).astype(np.int32)
-    positions = np.arange(len(raw.ids), dtype=np.int32)
-    positions -= np.repeat((ends - table.length - table.start).astype(np.int32), table.length)
-    labels = raw.ids - np.int32(IGNORE_INDEX)  # a choice by arithmetic, five times as fast as np.where
+    tokens = len(raw.ids)
+    flat = np.empty((4, tokens), np.int32)
+    flat[0] = raw.ids
+    labels = np.subtract(raw.ids, IGNORE_INDEX, out=flat[1])  # a choice by arithmetic, five times as fast as np.where
     labels *= raw.labelled
-    labels += np.int32(IGNORE_INDEX)
+    labels += IGNORE_INDEX
+    begin = (ends - table.length - table.start).astype(np.int32)
+    np.subtract(np.arange(tokens, dtype=np.int32), begin.repeat(table.length), out=flat[2])
+    within = np.arange(1, len(ends) + 1) - table.pack.searchsorted(table.pack)
+    flat[3] = within.astype(np.int32).repeat(table.length)
+    borders = np.concatenate([[0], ends])[table.pack.searchsorted(np.arange(raw.packs + 1))].tolist()
+    input_ids, label_ids, position_ids, document_ids = _padded(
+        flat, borders, sequence_length, (pad_id, IGNORE_INDEX, 0, 0)
+    )
     return Batch(
         step=raw.step if step is None else step,
         data_step=raw.step,
-        input_ids=_padded(raw.ids, borders, shape, pad_id),
-        labels=_padded(labels, borders, shape, IGNORE_INDEX),
-        position_ids=_padded(positions, borders, shape, 0),
-        document_ids=_padded(np.repeat(within, table.length), borders, shape, 0),
+        input_ids=input_ids,
+        labels=label_ids,
+        position_ids=position_ids,
+        document_ids=document_ids,
         sources=sources,
         documents=raw,
     )
 
 
-def _padded(values: np.ndarray[Any, Any], borders: list[int], shape: tuple[int, int], fill: int) -> torch.Tensor:
-    """Rows ``values[borders[p]:borders[p + 1]]`` of a new int64 tensor of `shape`, the rest of each being `fill`."""
-    out = np.empty(shape, np.int64)
-    for pack in range(shape[0]):
-        start, stop = borders[pack], borders[pack + 1]
-        out[pack, : stop - start] = values[start:stop]
-        out[pack, stop - start :] = fill
-    return torch.from_numpy(out)
+def _padded(flat: Int32s, borders: list[int], slots: int, fill: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Per-token fields as int64[packs, slots] each.
+
+    Each has memory of its own: one block for all would be so large that the allocator gives it back every time.
+
+    Args:
+        flat: the fields without padding, int32[fields, tokens].
+        borders: first token of each pack, and the end.
+        slots: slots per pack.
+        fill: what each field has on padding.
+    """
+    padded = []
+    for values, filler in zip(flat, fill, strict=True):
+        out = np.empty((len(borders) - 1, slots), np.int64)
+        for row, start, stop in zip(out, borders, borders[1:], strict=False):
+            row[: stop - start] = values[start:stop]
+            row[stop - start :] = filler
+        padded.append(torch.from_numpy(out))
+    return tuple(padded)

@@ -40,9 +40,11 @@ class Documents(NamedTuple):
 
     def packs(self, start: int, stop: int) -> Documents:
         """The documents of packs `start` to `stop` (exclusive), packs numbered from 0 again."""
-        first, last = np.searchsorted(self.pack, (start, stop)).tolist()
+        first, last = self.pack.searchsorted((start, stop)).tolist()
+        if first == 0 and last == len(self.pack):
+            return self if start == 0 else self._replace(pack=self.pack - start)
         part = self.take(slice(first, last))
-        return part._replace(pack=part.pack - start)
+        return part._replace(pack=part.pack - start) if start else part
 
     @staticmethod
     def join(parts: Sequence[tuple[Documents, int]]) -> Documents:

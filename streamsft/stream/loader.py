@@ -141,18 +141,18 @@ class Loader:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What is known of each source that is drawn, in the order that `Batch.stats` numbers them: by name, and
-        behind these the sources of open windows that an edit of the mix has removed."""
+        """What is known of each source, as `Batch.stats` numbers them: by name, then those an edit of the mix removed."""
         return [
             SourceInfo(
                 name=leaf.name,
                 groups=leaf.groups,
-                weight=leaf.share,
+                weight=leaf.share if number < len(self._plan.leaves) else 0.0,
                 rows=0 if leaf.streams else len(leaf.indexed),
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=leaf.dropped,
+                reasons=getattr(leaf.source, "reasons", ()),
             )
-            for leaf in self._mixes.leaves
+            for number, leaf in enumerate(self._mixes.leaves)
         ]
 
     @property
@@ -215,8 +215,9 @@ class Loader:
                 skipped |= raw.lanes
                 continue
             step += 1
-            yield collate(replace(raw, lanes={**skipped, **raw.lanes}), names, slots, self.pad_id, step)
-            skipped = {}
+            if skipped:
+                raw, skipped = replace(raw, lanes={**skipped, **raw.lanes}), {}
+            yield collate(raw, names, slots, self.pad_id, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.

@@ -196,11 +196,11 @@ def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list
         for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
             ids[place] = row_ids
             masks[place] = row_mask
-    starts, lengths = documents.start.tolist(), documents.length.tolist()
-    for place, (start, length, row_ids) in enumerate(zip(starts, lengths, ids, strict=True)):
-        if length != len(row_ids):
-            ids[place] = row_ids[start : start + length]
-            masks[place] = masks[place][start : start + length]
+    read_lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    for place in np.flatnonzero(read_lengths != documents.length).tolist():
+        part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
+        ids[place] = ids[place][part]
+        masks[place] = masks[place][part]
     return ids, masks
 
 

@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -152,6 +153,11 @@ class Mixes:
             if known is None:
                 self.leaves.append(leaf)
 
+    @cached_property
+    def streaming(self) -> list[int]:
+        """Numbers of the leaves that are read in order."""
+        return [number for number, leaf in enumerate(self.leaves) if leaf.streams]
+
     @property
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""
@@ -224,12 +230,11 @@ class StepPlanner:
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:
         """Rows of streaming sources that were refused on the way to these documents."""
         counts: Counter[tuple[int, str]] = Counter()
-        for number, leaf in enumerate(self._mixes.leaves):
-            if leaf.streams:
-                mine = (documents.source == number) & (documents.first == 1)
-                for lane, stored in self._by_lane(documents.stored[mine]):
-                    for reason, count in self._lanes[lane].refused(number, stored):
-                        counts[number, reason] += count
+        for number in self._mixes.streaming:
+            mine = (documents.source == number) & (documents.first == 1)
+            for lane, stored in self._by_lane(documents.stored[mine]):
+                for reason, count in self._lanes[lane].refused(number, stored):
+                    counts[number, reason] += count
         return [(number, reason, count) for (number, reason), count in sorted(counts.items())]
 
     def _by_lane(self, stored: Ints) -> Iterator[tuple[int, Ints]]:
