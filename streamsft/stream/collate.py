@@ -151,49 +151,41 @@ def collate(
         step: number of the optimizer step; by default that of the documents.
     """
     table = raw.table
-    ends = np.cumsum(table.length)
-    tokens = len(raw.ids)
-    flat = np.empty((4, tokens), np.int32)
-    flat[0] = raw.ids
-    labels = np.subtract(raw.ids, IGNORE_INDEX, out=flat[1])  # a choice by arithmetic, five times as fast as np.where
+    tokens = np.cumsum(table.length)
+    first = table.pack.searchsorted(np.arange(raw.packs + 1))
+    borders = np.concatenate([[0], tokens])[first]
+    labels = raw.ids - np.int32(IGNORE_INDEX)  # a choice by arithmetic, five times as fast as np.where
     labels *= raw.labelled
-    labels += IGNORE_INDEX
-    begin = (ends - table.length - table.start).astype(np.int32)
-    np.subtract(np.arange(tokens, dtype=np.int32), begin.repeat(table.length), out=flat[2])
-    within = np.arange(1, len(ends) + 1) - table.pack.searchsorted(table.pack)
-    flat[3] = within.astype(np.int32).repeat(table.length)
-    borders = np.concatenate([[0], ends])[table.pack.searchsorted(np.arange(raw.packs + 1))].tolist()
-    input_ids, label_ids, position_ids, document_ids = _padded(
-        flat, borders, sequence_length, (pad_id, IGNORE_INDEX, 0, 0)
-    )
+    labels += np.int32(IGNORE_INDEX)
+    # Slots as runs: the documents of a pack, and its padding as a run behind them.
+    documents = np.arange(len(tokens))
+    place = documents + table.pack
+    runs, number, start = np.zeros((3, len(tokens) + raw.packs), np.int64)
+    runs[first[1:] + np.arange(raw.packs)] = sequence_length - np.diff(borders)
+    runs[place], number[place], start[place] = table.length, documents + 1 - first[table.pack], table.start
+    begin = np.cumsum(runs) - runs - start
+    shape = (raw.packs, sequence_length)
+    document_ids = number.repeat(runs).reshape(shape)
+    position_ids = (np.arange(raw.packs * sequence_length) - begin.repeat(runs)).reshape(shape)
+    bounds = borders.tolist()
+    for row, low, high in zip(position_ids, bounds, bounds[1:], strict=False):
+        row[high - low :] = 0
     return Batch(
         step=raw.step if step is None else step,
         data_step=raw.step,
-        input_ids=input_ids,
-        labels=label_ids,
-        position_ids=position_ids,
-        document_ids=document_ids,
+        input_ids=_padded(raw.ids, bounds, sequence_length, pad_id),
+        labels=_padded(labels, bounds, sequence_length, IGNORE_INDEX),
+        position_ids=torch.from_numpy(position_ids),
+        document_ids=torch.from_numpy(document_ids),
         sources=sources,
         documents=raw,
     )
 
 
-def _padded(flat: Int32s, borders: list[int], slots: int, fill: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Per-token fields as int64[packs, slots] each.
-
-    Each has memory of its own: one block for all would be so large that the allocator gives it back every time.
-
-    Args:
-        flat: the fields without padding, int32[fields, tokens].
-        borders: first token of each pack, and the end.
-        slots: slots per pack.
-        fill: what each field has on padding.
-    """
-    padded = []
-    for values, filler in zip(flat, fill, strict=True):
-        out = np.empty((len(borders) - 1, slots), np.int64)
-        for row, start, stop in zip(out, borders, borders[1:], strict=False):
-            row[: stop - start] = values[start:stop]
-            row[stop - start :] = filler
-        padded.append(torch.from_numpy(out))
-    return tuple(padded)
+def _padded(values: Int32s, borders: list[int], slots: int, fill: int) -> torch.Tensor:
+    """Tokens int32[tokens], pack p being those from ``borders[p]`` to ``borders[p + 1]``, as int64[packs, slots]."""
+    out = np.empty((len(borders) - 1, slots), np.int64)
+    for row, start, stop in zip(out, borders, borders[1:], strict=False):
+        row[: stop - start] = values[start:stop]
+        row[stop - start :] = fill
+    return torch.from_numpy(out)

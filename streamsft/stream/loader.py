@@ -141,7 +141,7 @@ class Loader:
 
     @property
     def sources(self) -> list[SourceInfo]:
-        """What is known of each source, as `Batch.stats` numbers them: by name, then those an edit of the mix removed."""
+        """What is known of each source, as `Batch.stats` numbers them: by name, then those that an edit removed."""
         return [
             SourceInfo(
                 name=leaf.name,

@@ -188,24 +188,25 @@ def _header(value: Mapping[str, Any]) -> bytes:
 
 def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list[Bools]]:
     """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views."""
-    ids: list[Int32s] = [_NO_IDS] * len(documents.source)
-    masks: list[Bools] = [_NO_MASK] * len(documents.source)
-    for at in np.flatnonzero(np.bincount(documents.source)).tolist():
-        places = np.flatnonzero(documents.source == at)
-        found = read(at, documents.stored[places])
-        for place, row_ids, row_mask in zip(places.tolist(), *found, strict=True):
-            ids[place] = row_ids
-            masks[place] = row_mask
+    order = np.argsort(documents.source, kind="stable")
+    counts = np.bincount(documents.source)
+    ids: list[Int32s] = []
+    masks: list[Bools] = []
+    stop = 0
+    for source in np.flatnonzero(counts).tolist():
+        start, stop = stop, stop + int(counts[source])
+        found = read(source, documents.stored[order[start:stop]])
+        ids += found[0]
+        masks += found[1]
+    if len(counts) > 1:
+        places = np.argsort(order, kind="stable").tolist()
+        ids, masks = [ids[place] for place in places], [masks[place] for place in places]
     read_lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     for place in np.flatnonzero(read_lengths != documents.length).tolist():
         part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
         ids[place] = ids[place][part]
         masks[place] = masks[place][part]
     return ids, masks
-
-
-_NO_IDS = np.empty(0, np.int32)
-_NO_MASK = np.empty(0, np.bool_)
 
 
 def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:

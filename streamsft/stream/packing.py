@@ -91,22 +91,23 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
         Bin number per length, int64[n].
     """
     order = np.argsort(-lengths, kind="stable")
+    empty = capacity << _BIN_BITS
     free: list[int] = []  # sorted (room, bin) of the bins that have room, each pair in one integer
     chosen: list[int] = []
     bins = 0
-    for length in lengths[order].tolist():
-        at = bisect_left(free, length << _BIN_BITS)
-        if at == len(free):
-            key = capacity << _BIN_BITS | bins
-            bins += 1
-        else:
+    for length in (lengths[order] << _BIN_BITS).tolist():
+        at = bisect_left(free, length)
+        if at < len(free):
             key = free.pop(at)
-        chosen.append(key & _BIN_MASK)
-        key -= length << _BIN_BITS
-        if key >> _BIN_BITS:
+        else:
+            key = empty | bins
+            bins += 1
+        chosen.append(key)
+        key -= length
+        if key > _BIN_MASK:
             insort(free, key)
     result = np.empty(len(lengths), np.int64)
-    result[order] = chosen
+    result[order] = np.array(chosen, np.int64) & _BIN_MASK
     return result
 
 
