@@ -18,6 +18,11 @@ from streamsft.types import Bools, Int32s
 __all__ = ["FedRow", "Feed", "FeedState"]
 
 
+# A lane gets a random part of each pass: of a tiny source it may miss the one good row many times in a row.
+_MANY_ROWS = 1000
+_MANY_TIMES = 16
+
+
 class FeedState(NamedTuple):
     """Where a lane stands in a streaming source; JSON as a list."""
 
@@ -95,6 +100,7 @@ class Feed:
         self._rest: Iterator[RawRow] | None = None
         self._refused: Counter[str] = Counter()
         self._fruitful = self._start.pass_index - 1  # the last pass that gave an accepted row
+        self._examined = 0  # rows since then
         self._order: tuple[int, Any] = (-1, None)
         if self._before.taken:
             self._open_block()
@@ -130,11 +136,13 @@ class Feed:
         results = self._source.encode([row.value for row in rows])
         for row, result in zip(rows, results, strict=True):
             self._taken += 1
+            self._examined += 1
             reason = result.reason if isinstance(result, Refused) else self._refusal(row, result)
             if isinstance(result, Refused) or reason:
                 self._refused[reason] += 1
                 continue
             self._fruitful = self._start.pass_index
+            self._examined = 0
             self._rows.append(
                 FedRow(
                     input_ids=result.input_ids,
@@ -203,13 +211,12 @@ class Feed:
         self._next = FeedState(self._next.pass_index, place, position)
 
     def _start_pass(self, number: int) -> None:
-        if number - 1 - self._fruitful >= self._lanes:
-            reasons = (
-                ", ".join(f"{count} {reason}" for reason, count in sorted(self._refused.items())) or "no rows at all"
-            )
+        barren = number - 1 - self._fruitful
+        if barren >= self._lanes and (self._examined >= _MANY_ROWS or barren >= _MANY_TIMES * self._lanes):
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self._refused.items()))
             raise EmptySourceError(
                 f"source {self._source.name!r} gave lane {self._lane} no row that could be drawn in "
-                f"{self._lanes} passes: {reasons or 'it read no rows at all'}"
+                f"{barren} passes: {reasons or 'it read no rows at all'}"
             )
         self._rest = None
         self._start = self._next = FeedState(number)

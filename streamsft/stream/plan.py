@@ -69,6 +69,8 @@ class Plan:
         self._in_order = np.array([not leaf.shuffle for leaf in self.leaves])
         self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
         self._schedules: dict[int, Schedule] = {}
+        for at in self.streaming:  # once, before a worker process would do it again
+            self.leaves[at].streamed.reader.units(lanes)
 
     def schedule(self, step: int) -> Schedule:
         """The scheduling of draws by the weights at a step."""

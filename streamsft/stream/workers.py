@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch, Valued, error_to_bytes, materialize
 from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.text.streaming import check_portable
 from streamsft.types import Shard
 
 __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
@@ -70,6 +72,7 @@ class RawSteps(IterableDataset[bytes]):
                     planner.skip()
 
     def __iter__(self) -> Iterator[bytes]:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
         try:
             for raw in self.batches(worker_shard(Shard())):
                 yield raw.to_bytes()
@@ -109,6 +112,9 @@ def worker_batches(
     try:
         batches = iter(loader)
     except _PICKLING:
+        for leaf in steps.mixes.leaves:
+            if leaf.streams:
+                check_portable(leaf.streamed)
         check_picklable("source", {leaf.name: leaf.source for leaf in steps.mixes.leaves})
         raise
     while True:
