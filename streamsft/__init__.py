@@ -21,17 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamsft.comm import (
         Comm as Comm,
-    )
-    from streamsft.comm import (
         LocalComm as LocalComm,
-    )
-    from streamsft.comm import (
         ThreadComm as ThreadComm,
-    )
-    from streamsft.comm import (
         TorchComm as TorchComm,
-    )
-    from streamsft.comm import (
         shard_from_mesh as shard_from_mesh,
     )
     from streamsft.commands.demo import demo as demo
@@ -42,38 +34,18 @@ if TYPE_CHECKING:
     from streamsft.commands.validate import validate as validate
     from streamsft.config import (
         Config as Config,
-    )
-    from streamsft.config import (
         load_config as load_config,
     )
     from streamsft.errors import (
         CommError as CommError,
-    )
-    from streamsft.errors import (
         ConfigError as ConfigError,
-    )
-    from streamsft.errors import (
         DataError as DataError,
-    )
-    from streamsft.errors import (
         EmptySourceError as EmptySourceError,
-    )
-    from streamsft.errors import (
         MetricError as MetricError,
-    )
-    from streamsft.errors import (
         RunError as RunError,
-    )
-    from streamsft.errors import (
         StateError as StateError,
-    )
-    from streamsft.errors import (
         StoreError as StoreError,
-    )
-    from streamsft.errors import (
         StreamsftError as StreamsftError,
-    )
-    from streamsft.errors import (
         TokenizerError as TokenizerError,
     )
     from streamsft.metrics.aggregator import Aggregator as Aggregator
@@ -82,60 +54,36 @@ if TYPE_CHECKING:
     from streamsft.metrics.quantiles import Quantiles as Quantiles
     from streamsft.metrics.reducers import (
         Counts as Counts,
-    )
-    from streamsft.metrics.reducers import (
         Max as Max,
-    )
-    from streamsft.metrics.reducers import (
         Mean as Mean,
-    )
-    from streamsft.metrics.reducers import (
         Min as Min,
-    )
-    from streamsft.metrics.reducers import (
         Reducer as Reducer,
-    )
-    from streamsft.metrics.reducers import (
         Std as Std,
-    )
-    from streamsft.metrics.reducers import (
         Sum as Sum,
     )
     from streamsft.metrics.sinks import (
         JsonlSink as JsonlSink,
-    )
-    from streamsft.metrics.sinks import (
         Sink as Sink,
-    )
-    from streamsft.metrics.sinks import (
         TensorBoardSink as TensorBoardSink,
     )
     from streamsft.metrics.stats import (
         SampleStats as SampleStats,
-    )
-    from streamsft.metrics.stats import (
         SourceInfo as SourceInfo,
     )
     from streamsft.order.keys import (
         derive_key as derive_key,
-    )
-    from streamsft.order.keys import (
         hash64 as hash64,
-    )
-    from streamsft.order.keys import (
         shuffled as shuffled,
     )
     from streamsft.order.permutation import permute as permute
     from streamsft.sources.base import Source as Source
+    from streamsft.sources.hub import HubDataset as HubDataset
     from streamsft.sources.store import TokenStore as TokenStore
+    from streamsft.sources.streaming import ShardReader as ShardReader, StreamingSource as StreamingSource
     from streamsft.sources.writer import StoreWriter as StoreWriter
     from streamsft.stream.attention import (
         block_causal_mask as block_causal_mask,
-    )
-    from streamsft.stream.attention import (
         cu_seqlens as cu_seqlens,
-    )
-    from streamsft.stream.attention import (
         flex_block_mask as flex_block_mask,
     )
     from streamsft.stream.collate import Batch as Batch
@@ -144,22 +92,18 @@ if TYPE_CHECKING:
     from streamsft.stream.loader import Loader as Loader
     from streamsft.stream.packer import Packer as Packer
     from streamsft.stream.packing import pack_lengths as pack_lengths
+    from streamsft.stream.weights import WeightSchedule as WeightSchedule
     from streamsft.text.backend import load_tokenizer as load_tokenizer
     from streamsft.text.chat import ChatTokenizer as ChatTokenizer
     from streamsft.text.conversation import (
         Conversation as Conversation,
-    )
-    from streamsft.text.conversation import (
         RowRejected as RowRejected,
     )
+    from streamsft.text.holdout import HoldOut as HoldOut
     from streamsft.training.settings import TrainResult as TrainResult
     from streamsft.types import (
         Pack as Pack,
-    )
-    from streamsft.types import (
         Sample as Sample,
-    )
-    from streamsft.types import (
         Shard as Shard,
     )
 
@@ -196,7 +140,9 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
     "streamsft.order.permutation": ("permute",),
     "streamsft.sources.base": ("Source",),
+    "streamsft.sources.hub": ("HubDataset",),
     "streamsft.sources.store": ("TokenStore",),
+    "streamsft.sources.streaming": ("ShardReader", "StreamingSource"),
     "streamsft.sources.writer": ("StoreWriter",),
     "streamsft.stream.attention": ("block_causal_mask", "cu_seqlens", "flex_block_mask"),
     "streamsft.stream.collate": ("Batch",),
@@ -205,9 +151,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.stream.loader": ("Loader",),
     "streamsft.stream.packer": ("Packer",),
     "streamsft.stream.packing": ("pack_lengths",),
+    "streamsft.stream.weights": ("WeightSchedule",),
     "streamsft.text.backend": ("load_tokenizer",),
     "streamsft.text.chat": ("ChatTokenizer",),
     "streamsft.text.conversation": ("Conversation", "RowRejected"),
+    "streamsft.text.holdout": ("HoldOut",),
     "streamsft.training.settings": ("TrainResult",),
     "streamsft.types": ("Pack", "Sample", "Shard"),
 }
