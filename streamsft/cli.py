@@ -185,6 +185,9 @@ def train(
     overrides: Overrides = None,
     *,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and start over.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although the mix was edited since the checkpoint.")
+    ] = False,
     verify: Verify = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table at log steps.")] = False,
     debug: Debug = False,
@@ -195,7 +198,9 @@ def train(
     """
     from streamsft.commands.train import train
 
-    result = train(config, overrides=overrides or (), fresh=fresh, verify=verify, quiet=quiet)
+    result = train(
+        config, overrides=overrides or (), fresh=fresh, accept_changes=accept_changes, verify=verify, quiet=quiet
+    )
     raise SystemExit(result.exit_code)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from streamsft.build import build, build_aggregator, build_settings, build_sinks
-from streamsft.build_sources import Transforms
+from streamsft.build import build, build_aggregator, build_mix, build_packer, build_settings, build_sinks
+from streamsft.build_former import former_config, mix_record
+from streamsft.build_sources import Transforms, all_sources
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_sources, print_sources
-from streamsft.config import ConfigLike, load_config
+from streamsft.config import Config, ConfigLike, load_config
 from streamsft.encoders import Encoders
+from streamsft.errors import StreamsftError
 from streamsft.metrics.metric import Metric
+from streamsft.stream.packer import Packer
 from streamsft.training.loop import train as train_loop
 from streamsft.training.settings import TrainResult
 from streamsft.types import Shard
@@ -26,6 +30,7 @@ def train(
     transforms: Transforms | None = None,
     metrics: Sequence[Metric] = (),
     fresh: bool = False,
+    accept_changes: bool = False,
     verify: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
@@ -40,6 +45,9 @@ def train(
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``, or to None to leave it out.
         metrics: numbers to take of each sample.
         fresh: move an earlier run aside and start at step 1.
+        accept_changes: go on although sources were added, removed, changed or weighted otherwise since the checkpoint.
+            Windows that are open are finished under the mix before, whose sources must be readable until then;
+            `transforms` may have functions of sources that were removed.
         verify: read token stores whole and compare their checksums first.
         quiet: print nothing.
 
@@ -48,7 +56,17 @@ def train(
     """
     joined = isinstance(current(), LocalComm)
     comm = connect()
-    result = _train(config, comm, overrides, transforms, metrics, fresh=fresh, verify=verify, quiet=quiet)
+    result = _train(
+        config,
+        comm,
+        overrides,
+        transforms or {},
+        metrics,
+        fresh=fresh,
+        accept_changes=accept_changes,
+        verify=verify,
+        quiet=quiet,
+    )
     if joined:
         disconnect()
     return result
@@ -58,21 +76,24 @@ def _train(
     config: ConfigLike,
     comm: Comm,
     overrides: Iterable[str],
-    transforms: Transforms | None,
+    transforms: Transforms,
     metrics: Sequence[Metric],
     *,
     fresh: bool,
+    accept_changes: bool,
     verify: bool,
     quiet: bool,
 ) -> TrainResult:
     with agreeing(comm):
-        config = load_config(config, overrides, without_tokenizer=transforms or ())
+        config = load_config(config, overrides, without_tokenizer=transforms)
         settings = build_settings(config)
+        ours = transforms
+        if accept_changes:  # the others may be of sources that were removed
+            ours = {name: transforms[name] for name, _ in all_sources(config.mix.sources) if name in transforms}
     encoders = Encoders(config)
-    sources = prepare_sources(config, encoders, comm, transforms=transforms, verify=verify)
+    sources = prepare_sources(config, encoders, comm, transforms=ours, verify=verify)
     with agreeing(comm):
         built = build(config, sources, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
-        aggregator = build_aggregator(config, built.loader, metrics, comm)
     if comm.rank == 0 and not quiet:
         console = make_console()
         print_sources(console, sources)
@@ -81,13 +102,33 @@ def _train(
         built.loader,
         config.train.model,
         settings=settings,
-        aggregator=aggregator,
+        aggregator=lambda: build_aggregator(config, built.loader, metrics, comm),
         sinks=lambda: build_sinks(config, quiet=quiet),
         comm=comm,
         fresh=fresh,
         vocabulary=encoders.vocabulary,
         config_record=config.model_dump(),
+        mix_record=mix_record(config, sources, ours),
+        accept_changes=accept_changes,
+        rebuild=lambda record: _former(config, record, encoders, transforms, comm),
     )
     if comm.rank == 0 and not quiet:
         make_console().print(result.message, markup=False, highlight=False, soft_wrap=True)
     return result
+
+
+def _former(
+    config: Config, record: Mapping[str, Any], encoders: Encoders, transforms: Transforms, comm: Comm
+) -> Packer:
+    """The packer of the mix that a run had before an edit; collective."""
+    try:
+        with agreeing(comm):
+            former = former_config(config, record, transforms)
+        stores = {name for name, source in all_sources(former.mix.sources) if source.store is not None}
+        known = {name: transforms[name] for name in record["transforms"] if name not in stores}
+        sources = prepare_sources(former, encoders, comm, transforms=known)
+        with agreeing(comm):
+            return build_packer(former, build_mix(former, sources))
+    except StreamsftError as error:
+        error.add_note("It is of the mix before the edit, and needed until the windows that are open of that are done.")
+        raise

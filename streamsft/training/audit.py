@@ -4,6 +4,8 @@ Joined over ranks by step, the files prove from outside what a run consumed. A l
 
     {"step": 1, "rank": 0, "dp_size": 2, "packs": [{"digest": "…", "rows": [["gsm8k", 17, 0], …]}, …]}
 
+with ``"data_step"`` behind the step where steps of the stream were skipped before it.
+
 `digest` is blake2b (16 bytes, hex) over the pack's input ids, then its labels, both as little-endian int64;
 `rows` are the (source, row, pass) triples in pack order, `row` counted from 0 in the source's input order with
 rejected rows counted too.
@@ -62,7 +64,10 @@ class Audit:
             {"digest": pack_digest(i, label), "rows": rows}
             for i, label, rows in zip(ids, labels, batch.rows, strict=True)
         ]
-        record = {"step": batch.step, "rank": self._rank, "dp_size": self._dp_size, "packs": packs}
+        steps = {"step": batch.step}
+        if batch.data_step != batch.step:
+            steps["data_step"] = batch.data_step
+        record = {**steps, "rank": self._rank, "dp_size": self._dp_size, "packs": packs}
         line = memoryview(json.dumps(record).encode() + b"\n")
         try:
             while line:

@@ -47,6 +47,24 @@ class StoredCheckpoint:
     fingerprint: Mapping[str, Any]
     model: str
 
+    def json(self, name: str) -> Any:
+        """The content of the JSON file `name`.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise self.damaged(name, error) from error
+
+    def damaged(self, name: str, error: Exception) -> RunError:
+        """What is said of a file that cannot be read."""
+        return RunError(
+            f"{self.path / name} cannot be read: {error}; all ranks must see the run directory; if it is damaged, "
+            f"remove {self.path} to go on from an older checkpoint"
+        )
+
 
 @final
 class Checkpoints:

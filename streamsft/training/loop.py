@@ -18,6 +18,7 @@ from streamsft.metrics.sinks import Sink
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.training.audit import Audit, rewind_audit
+from streamsft.training.edits import Rebuild, resume_loader
 from streamsft.training.model import model_kind, pick_device, prepare_model
 from streamsft.training.opening import Start, opened
 from streamsft.training.parallel import broadcast_weights
@@ -36,12 +37,15 @@ def train(
     model: torch.nn.Module | str = "none",
     *,
     settings: TrainSettings,
-    aggregator: Aggregator,
+    aggregator: Aggregator | Callable[[], Aggregator],
     sinks: Callable[[], Sequence[Sink]] | Sequence[Sink] = (),
     comm: Comm | None = None,
     fresh: bool = False,
     vocabulary: int | None = None,
     config_record: Mapping[str, Any] | None = None,
+    mix_record: Mapping[str, Any] | None = None,
+    accept_changes: bool = False,
+    rebuild: Rebuild | None = None,
 ) -> TrainResult:
     """Train for `settings.steps` steps, going on from the newest checkpoint of `settings.run_dir` if it has one.
 
@@ -54,24 +58,41 @@ def train(
         model: ``tiny``, ``none``, what `AutoModelForCausalLM.from_pretrained` takes, or a module that is called with
             `Batch.model_inputs()` and returns logits, or an object with `logits`.
         settings: see `TrainSettings`.
-        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained.
+        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained. Given as
+            a function, it is made when the loader has its state, and with it the sources of open windows that an edit
+            has removed.
         sinks: where the records go; used on rank 0 alone, and closed at the end. Those that open files in the run
             directory are given as a function, which is called when the directory is ready.
         comm: the ranks; the default process group or this process alone.
         fresh: move an earlier run in the directory aside and start at step 1.
         vocabulary: number of token ids, for ``tiny`` and to check other models against.
         config_record: written to `config.json` in the run directory, for people to read.
+        mix_record: what the mix is built from, as JSON; kept in checkpoints for `rebuild`.
+        accept_changes: go on although sources were added, removed, changed or weighted otherwise, and note that.
+        rebuild: builds the packer of an earlier mix from its record, to finish the windows that are open of it.
 
     Raises:
         RunError: the run directory holds a run of another stream or model, is in use, or cannot be written; or
             training cannot go on. All ranks raise.
+        StateError: the mix is edited although windows are open of the mix before the last edit. All ranks raise.
     """
     comm = comm if comm is not None else current()
     with ExitStack() as stack:
         start = stack.enter_context(
-            opened(settings, loader.fingerprint, config_record=config_record, fresh=fresh, comm=comm)
+            opened(
+                settings,
+                loader.fingerprint,
+                config_record=config_record,
+                fresh=fresh,
+                accept_changes=accept_changes,
+                comm=comm,
+            )
         )
-        parts = _prepare(loader, model, aggregator, settings, start, vocabulary, comm)
+        before = resume_loader(loader, start.stored, rebuild, comm) if start.stored is not None else None
+        with agreeing(comm):
+            gathering = aggregator if isinstance(aggregator, Aggregator) else aggregator()
+        parts = _prepare(loader, model, gathering, settings, start, vocabulary, comm)
+        parts.mix, parts.mix_before = mix_record, before
         outputs = stack.enter_context(_outputs(settings, start.step, sinks, comm))
         run = _Run(parts, settings, comm, outputs, model_kind(model))
         return replace(run.leg(start.step), moved_to=start.moved_to)

@@ -46,6 +46,7 @@ def opened(
     *,
     config_record: Mapping[str, Any] | None,
     fresh: bool,
+    accept_changes: bool,
     comm: Comm,
 ) -> Iterator[Start]:
     """Hold the run directory while the context lasts; collective.
@@ -63,7 +64,7 @@ def opened(
         with agreeing(comm):
             if comm.rank == 0:
                 directory = RunDirectory(run_dir, fresh=fresh)
-                stored = directory.begin(fingerprint, keep=settings.keep)
+                stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
                 plan["checkpoint"] = stored.path.name if stored is not None else None

@@ -2,7 +2,7 @@
 
 ::
 
-    run.json              format version and the fingerprint of the run's stream, written at the start
+    run.json              format version, the fingerprint of the run's stream, and the edits of its mix so far
     lock                  held while a run is in progress
     checkpoints/          see `streamsft.training.checkpoint`
     audit/rank-<r>.jsonl  see `streamsft.training.audit`
@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, final
 
-from streamsft.errors import RunError
-from streamsft.stream.state import differences
+from streamsft.errors import RunError, StateError
+from streamsft.stream.state import check_edit, differences
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.durable import write_file
+from streamsft.training.edits import describe_edit, edit_record
 
 __all__ = ["RunDirectory"]
 
@@ -70,29 +71,42 @@ class RunDirectory:
         self.moved_to = aside
         _log.info("moved the earlier run in %s to %s", self.path, aside)
 
-    def begin(self, fingerprint: Mapping[str, Any], *, keep: int) -> StoredCheckpoint | None:
+    def begin(
+        self, fingerprint: Mapping[str, Any], *, keep: int, accept_changes: bool = False
+    ) -> StoredCheckpoint | None:
         """Return the checkpoint to go on from, None for step 0, and mark the run as begun.
 
         Args:
             fingerprint: JSON object of what defines the stream (`Loader.fingerprint`).
             keep: how many checkpoints are kept.
+            accept_changes: take another mix from here on, and note the change.
 
         Raises:
             RunError: the directory holds a run of another stream, or is unreadable.
         """
+        fingerprint = json.loads(json.dumps(fingerprint))
         checkpoints = Checkpoints(self.path)
         stored = checkpoints.newest()
         record = self._record()
         theirs = stored.fingerprint if stored is not None else record.get("fingerprint") if record else None
-        if theirs is not None:
-            self._refuse_other(theirs, fingerprint)
-        checkpoints.clean(after=stored.step if stored is not None else 0, keep=keep)
+        edited = theirs is not None and self._differs(theirs, fingerprint, accept_changes)
+        step = stored.step if stored is not None else 0
+        checkpoints.clean(after=step, keep=keep)
         if record is None and stored is None:
             self._refuse_unmarked()
-        if record is None:
-            text = json.dumps({"version": _VERSION, "fingerprint": dict(fingerprint)}, indent=1)
-            write_file(self.path / "run.json", text.encode())
+        edits = [edit for edit in (record or {}).get("edits", ()) if edit["step"] < step]  # the others are undone
+        if edited:
+            assert theirs is not None
+            edits.append(edit_record(step, theirs, fingerprint))
+            _log.info("%s", describe_edit(edits[-1]))
+        self._write_record(
+            record, {"version": _VERSION, "fingerprint": fingerprint, **({"edits": edits} if edits else {})}
+        )
         return stored
+
+    def _write_record(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
+        if new != old:
+            write_file(self.path / "run.json", json.dumps(new, indent=1).encode())
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -119,14 +133,28 @@ class RunDirectory:
                 "gone on with; choose another train.run_dir, or move it aside with --fresh"
             )
 
-    def _refuse_other(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-        lines = differences(theirs, json.loads(json.dumps(ours)))
-        if lines:
+    def _differs(self, theirs: Mapping[str, Any], ours: Mapping[str, Any], accept_changes: bool) -> bool:
+        """Whether the run had another mix until now; refuse it unless this is accepted, and other differences."""
+        lines = differences(theirs, ours)
+        if not lines:
+            return False
+        try:
+            check_edit(theirs, ours)
+            accept = ", take them from here on with --accept-changes"
+        except StateError as error:
+            if accept_changes:
+                raise RunError(
+                    f"run directory {self.path}: {error}\nchange these back, choose another train.run_dir, or move the "
+                    "old run aside with --fresh"
+                ) from error
+            accept = ""
+        if not accept_changes:
             raise RunError(
                 f"run directory {self.path} holds a run of another stream; these differ:\n"
                 + "\n".join(f"  {line}" for line in lines)
-                + "\nchange them back, choose another train.run_dir, or move the old run aside with --fresh"
+                + f"\nchange them back{accept}, choose another train.run_dir, or move the old run aside with --fresh"
             )
+        return True
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -6,6 +6,7 @@
     optimizer.pt    the optimizer's state
     rng.pt          per rank the states of the random generators of torch, numpy and Python
     loader.json     the loader's state, of all ranks
+    mix.json        see `streamsft.training.edits`
     metrics.json    totals and pending deltas of the metrics, of all ranks
     trainer.json    counters of the loop
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -32,6 +34,7 @@ from streamsft.order.keys import derive_key
 from streamsft.stream.loader import Loader
 from streamsft.training.audit import Audit
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.edits import MIX_FILE, saved_mixes
 from streamsft.training.model import save_weights
 
 __all__ = ["Parts", "restore", "save", "seed_generators"]
@@ -47,6 +50,8 @@ class Parts:
         aggregator: gathers the metrics.
         model: None when the data alone is run.
         optimizer: of the model's parameters; None without a model.
+        mix: what the mix is built from, as JSON.
+        mix_before: the same of the mix before an edit, which windows may be open of.
         skipped_steps: steps so far that had no supervised token on any rank.
     """
 
@@ -54,6 +59,8 @@ class Parts:
     aggregator: Aggregator
     model: torch.nn.Module | None
     optimizer: torch.optim.Optimizer | None
+    mix: Mapping[str, Any] | None = None
+    mix_before: Mapping[str, Any] | None = None
     skipped_steps: int = 0
 
 
@@ -63,8 +70,10 @@ def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit:
     Raises:
         RunError: it could not be written; the older ones are as they were.
     """
+    state = parts.loader.gather_state()
     contents = {
-        "loader.json": parts.loader.gather_state(),
+        "loader.json": state,
+        MIX_FILE: saved_mixes(state, parts.mix, parts.mix_before),
         "metrics.json": parts.aggregator.gather_state(),
         "trainer.json": {"step": step, "skipped_steps": parts.skipped_steps},
     }
@@ -91,29 +100,26 @@ def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit:
 
 
 def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) -> None:
-    """Give every part but the model's weights the state that `stored` holds; collective.
+    """Give every part but the loader and the model's weights the state that `stored` holds; collective.
 
     A run of the same number of ranks gets its random generators back; on another number they start anew from
     `seed`, the step and the rank.
 
     Raises:
         RunError: a file is damaged, or belongs to another optimizer.
-        StateError: the loader refuses its state.
     """
     with agreeing(comm):
-        loader, metrics, trainer = (_json(stored.path / f"{name}.json") for name in ("loader", "metrics", "trainer"))
-        parts.loader.load_state_dict(loader)
-        parts.aggregator.load_state(metrics)
-        parts.skipped_steps = trainer["skipped_steps"]
+        parts.aggregator.load_state(stored.json("metrics.json"))
+        parts.skipped_steps = stored.json("trainer.json")["skipped_steps"]
         if parts.optimizer is not None:
-            path = stored.path / "optimizer.pt"
+            name = "optimizer.pt"
             try:
-                parts.optimizer.load_state_dict(_tensors(path))
+                parts.optimizer.load_state_dict(_tensors(stored, name))
             except ValueError as error:
                 raise RunError(
-                    f"{path} does not fit the model's parameters: {error}; start over with --fresh"
+                    f"{stored.path / name} does not fit the model's parameters: {error}; start over with --fresh"
                 ) from error
-        states = _tensors(stored.path / "rng.pt")
+        states = _tensors(stored, "rng.pt")
         if len(states) == comm.size:
             _set_generators(torch.load(io.BytesIO(states[comm.rank].numpy()), weights_only=True))
         else:
@@ -158,22 +164,8 @@ def _packed(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _tensors(path: Path) -> Any:
+def _tensors(stored: StoredCheckpoint, name: str) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(stored.path / name, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive fails in many ways
-        raise _damaged(path, error) from error
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> RunError:
-    return RunError(
-        f"{path} cannot be read: {error}; all ranks must see the run directory; if it is damaged, remove "
-        f"{path.parent} to go on from an older checkpoint"
-    )
+        raise stored.damaged(name, error) from error
