@@ -9,14 +9,13 @@ import numpy as np
 
 from streamsft.comm import Comm, LocalComm
 from streamsft.errors import MetricError, StateError
-from streamsft.metrics import builtin as built_in
-from streamsft.metrics import saved
+from streamsft.metrics import builtin as built_in, saved
 from streamsft.metrics.exchange import Exchange
-from streamsft.metrics.ledger import Layout, Ledger
+from streamsft.metrics.ledger import Ledger
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.record import INTERVAL, TOTAL, Schema
 from streamsft.metrics.reducers import Mean, Reducer
-from streamsft.metrics.stats import SampleStats, SourceInfo
+from streamsft.metrics.stats import SampleStats, SourceInfo, by_name
 
 __all__ = ["Aggregator"]
 
@@ -37,7 +36,8 @@ class Aggregator:
     The built-in metrics are listed in `streamsft.metrics.builtin`. What has no value yet is left out.
 
     Args:
-        sources: the sources of the run, in any order.
+        sources: the sources of the run, in the order that `SampleStats.source` numbers them: `Loader.sources`, taken
+            after the loader's state is loaded. Those of one name are counted as one.
         metrics: the user's metrics, whose values come in `SampleStats.values`.
         run_metrics: name → reducer of numbers that are not of a sample, such as ``train/loss``.
         builtin: whether to report the built-in metrics.
@@ -58,13 +58,23 @@ class Aggregator:
         prefix: str = "data_",
         comm: Comm | None = None,
     ) -> None:
-        self.sources = tuple(sorted(sources, key=lambda s: s.name))
-        self._schema = Schema(self.sources, metrics, dict(run_metrics or {}), builtin, prefix)
-        self._run = {name: i for i, name in enumerate(self._schema.run_metrics, self._schema.first_run)}
-        self._layout = Layout(self._schema.entries)
-        self._pending = Ledger(self._layout)
-        self._totals = Ledger(self._layout)
-        self._exchange = Exchange(comm or LocalComm(), self._layout)
+        given = tuple(sources)
+        self._names = [source.name for source in given]
+        self._use(Schema(by_name(given), tuple(metrics), dict(run_metrics or {}), builtin, prefix))
+        self._pending = Ledger(self._schema.layout)
+        self._totals = Ledger(self._schema.layout)
+        self._exchange = Exchange(comm or LocalComm(), self._schema.layout)
+
+    def _use(self, schema: Schema) -> None:
+        self._schema = schema
+        self._run = {name: i for i, name in enumerate(schema.run_metrics, schema.first_run)}
+        rows = {source.name: row for row, source in enumerate(schema.sources)}
+        self._rows = np.array([rows[name] for name in self._names], np.int64)
+
+    @property
+    def sources(self) -> tuple[SourceInfo, ...]:
+        """What is reported on, in the order of names: the sources, and those that a loaded state has besides."""
+        return self._schema.sources
 
     @property
     def collectives(self) -> int:
@@ -77,14 +87,16 @@ class Aggregator:
         Raises:
             MetricError: a metric's values are missing, or a source index is out of range.
         """
-        source = stats.source.astype(np.int64)
-        if len(source) and not 0 <= source.min() <= source.max() < len(self.sources):
-            raise MetricError(f"a batch has source index {source.max()}, but there are {len(self.sources)} sources")
+        self._check_numbers(stats)
+        source = self._rows[stats.source]
         parts = self._pending.parts
         if self._schema.builtin:
             built_in.Tallies().update(parts[0][0], source, stats)
             built_in.LENGTHS.update(*parts[1], source, stats.tokens.astype(np.float64))
             parts[2][0][0] += (stats.packs, stats.slots)
+            for number, reason, count in stats.refused:
+                entry = self._schema.reasons.get(reason, self._schema.reasons[built_in.OTHER])
+                parts[entry][0][self._rows[number], 0] += count
         for i, (metric, reducer) in enumerate(self._schema.user, self._schema.first_user):
             if metric.name not in stats.values:
                 raise MetricError(f"metric {metric.name!r}: the batch has no values of it; give it to the loader too")
@@ -123,6 +135,7 @@ class Aggregator:
         self._pending.clear()
         return (
             self._schema.constants()
+            | self._schema.rejections(self._totals, delta)
             | self._schema.numbers(self._totals, "", TOTAL)
             | self._schema.numbers(delta, INTERVAL, "")
         )
@@ -130,26 +143,43 @@ class Aggregator:
     def gather_state(self) -> dict[str, Any]:
         """Totals and what came since the last log step, as JSON, the same on all ranks. Collective: one all-gather."""
         delta = self._gather()
-        return {"version": _VERSION, "totals": saved.dump(self._totals), "pending": saved.dump(delta)}
+        return {
+            "version": _VERSION,
+            "sources": {source.name: source.to_json() for source in self.sources},
+            "totals": saved.dump(self._totals),
+            "pending": saved.dump(delta),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `gather_state` gave, on any number of ranks. Local, but to be called on all.
 
-        Metrics and sources that are new start from nothing; metrics no longer declared are left out.
+        Metrics and sources that are new start from nothing; metrics no longer declared are left out. Sources that are
+        no longer declared, since an edit of the mix removed them, keep their numbers.
 
         Raises:
-            StateError: the state has another version or sources that this run lacks, or is damaged.
+            StateError: the state has another version, or is damaged.
             MetricError: a metric is now reduced in another way.
         """
         if state.get("version") != _VERSION:
             raise StateError(f"metrics state has version {state.get('version')!r}, this program reads {_VERSION}")
         if not state.keys() >= {"totals", "pending"}:
             raise StateError(f"metrics state has only {sorted(state)}; it must have 'totals' and 'pending'")
-        totals, pending = Ledger(self._layout), Ledger(self._layout)
+        known = [SourceInfo.from_json(name, source) for name, source in state.get("sources", {}).items()]
+        schema = self._schema.of(by_name([*self.sources, *known]))
+        totals, pending = Ledger(schema.layout), Ledger(schema.layout)
         saved.load(totals, state["totals"])
         saved.load(pending, state["pending"])
+        self._use(schema)
+        self._exchange.change(schema.layout)
         self._totals = totals
-        self._pending = pending if self._exchange.comm.rank == 0 else Ledger(self._layout)
+        self._pending = pending if self._exchange.comm.rank == 0 else Ledger(schema.layout)
+
+    def _check_numbers(self, stats: SampleStats) -> None:
+        numbers = [number for number, _, _ in stats.refused]
+        if len(stats.source):
+            numbers += [int(stats.source.min()), int(stats.source.max())]
+        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._names):
+            raise MetricError(f"a batch has source index {max(numbers)}, but there are {len(self._names)} sources")
 
     def _gather(self) -> Ledger:
-        return Ledger.merged(self._layout, self._exchange.gather(self._pending.vector()))
+        return Ledger.merged(self._schema.layout, self._exchange.gather(self._pending.vector()))

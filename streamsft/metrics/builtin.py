@@ -10,8 +10,9 @@ passes                how often its drawable rows have come, on average; else (r
 length_mean, _max     document length in tokens, after overflow; also _p50 and _p95 (within 1 %)
 truncated             documents that were cut, and truncated_tokens, what was cut off
 share_samples         share of all samples so far, and share_tokens, of all tokens
-share_asked           share of the draws that the weights ask for
-rejected              rows of the input that could not be used, and rejected_<reason> (fixed, known from the start)
+share_asked           share that the weights ask for, of samples or of tokens as the mix counts them
+rejected              rows of the input that could not be used, and rejected_<reason>; known from the start, but of
+                      streaming sources counted in each pass as they are read, under ``other`` if not declared
 dropped               stored rows of which the overflow policy leaves nothing, and dropped_<reason> (fixed as well)
 ===================== ==============================================================================================
 
@@ -20,7 +21,8 @@ For the whole run (``data/…``): samples, tokens, supervised_tokens, packs, pac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, final
 
 import numpy as np
@@ -29,13 +31,25 @@ from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.stats import SampleStats, SourceInfo
 from streamsft.types import Floats, Ints
 
-__all__ = ["LENGTHS", "NAMES", "RUN_NAMES", "Slots", "Tallies", "constants", "passes"]
+__all__ = [
+    "LENGTHS",
+    "NAMES",
+    "OTHER",
+    "RUN_NAMES",
+    "Refusals",
+    "Slots",
+    "Tallies",
+    "constants",
+    "passes",
+    "rejections",
+]
 
 LENGTHS = Quantiles(1, 2**20)
 NAMES = (
     *("samples", "tokens", "supervised_tokens", "passes", "truncated", "truncated_tokens", "rejected", "dropped"),
     *("length_mean", "length_max", "length_p50", "length_p95", "share_samples", "share_tokens", "share_asked"),
 )
+OTHER = "other"
 RUN_NAMES = ("samples", "tokens", "supervised_tokens", "packs", "packing_efficiency")
 _SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _PASS, _LONGEST = range(8)
 
@@ -115,15 +129,60 @@ class Slots:
         return dict(zip(self.suffixes, ints.tolist(), strict=True))
 
 
+@final
+class Refusals:
+    """Rows refused for one reason."""
+
+    ints: ClassVar[int] = 1
+    floats: ClassVar[int] = 0
+    layout: ClassVar[str] = "Refusals()"
+    suffixes: ClassVar[tuple[str, ...]] = ("rows",)
+
+    def zero(self, groups: int) -> tuple[Ints, Floats]:
+        return np.zeros((groups, 1), np.int64), np.zeros((groups, 0))
+
+    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
+        ints += other_ints
+
+    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
+        return {"rows": int(ints[0])}
+
+
 def constants(members: Sequence[SourceInfo]) -> dict[str, float]:
     """What is known about one source, or about those of a mix node, before anything is drawn."""
     numbers: dict[str, float] = {"share_asked": sum(s.weight for s in members)}
-    for what in ("rejected", "dropped"):
-        counted = [s.rejected if what == "rejected" else s.dropped for s in members]
-        numbers[what] = sum(sum(c.values()) for c in counted)
-        for reason in sorted({r for c in counted for r in c}):
-            numbers[f"{what}_{reason}"] = sum(c.get(reason, 0) for c in counted)
+    dropped = _added(s.dropped for s in members)
+    numbers["dropped"] = sum(dropped.values())
+    return numbers | {f"dropped_{reason}": dropped[reason] for reason in sorted(dropped)}
+
+
+def rejections(
+    members: Sequence[SourceInfo], refused: Mapping[str, int], lately: Mapping[str, int], suffix: str
+) -> dict[str, float]:
+    """The rejected rows of one source, or of those of a mix node.
+
+    Args:
+        members: the sources, whose fixed numbers are in it once.
+        refused: rows that were refused while reading, since the run began, by reason.
+        lately: the same since the last log step; reported, if rows can be refused while reading at all.
+        suffix: what comes behind the names of the latter.
+    """
+    seen = {reason: count for reason, count in refused.items() if count}
+    rejected = _added([*(s.rejected for s in members), seen])
+    numbers: dict[str, float] = {"rejected": sum(rejected.values())}
+    numbers |= {f"rejected_{reason}": rejected[reason] for reason in sorted(rejected)}
+    if seen or any(s.reasons for s in members):
+        numbers[f"rejected{suffix}"] = sum(lately.values())
+        numbers |= {f"rejected_{reason}{suffix}": lately[reason] for reason in sorted(seen)}
     return numbers
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Counts by reason added up; a reason that came 0 times stays."""
+    added: Counter[str] = Counter()
+    for count in counts:
+        added.update(count)
+    return added
 
 
 def passes(members: Sequence[SourceInfo], tally: dict[str, float]) -> dict[str, float]:

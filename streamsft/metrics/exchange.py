@@ -35,6 +35,11 @@ class Exchange:
         self.collectives = 0
         self._agreed = False
 
+    def change(self, layout: Layout) -> None:
+        """Gather vectors of `layout` from now on; all ranks change at once."""
+        if layout.hash != self.layout.hash:
+            self.layout, self._agreed = layout, False
+
     def gather(self, vector: Ints) -> Ints:
         """Every rank's vector, int64[ranks, n], in rank order. Collective.
 

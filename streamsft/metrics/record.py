@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
+import numpy as np
+
 from streamsft.errors import MetricError
 from streamsft.metrics import builtin as built_in
-from streamsft.metrics.ledger import Entry, Ledger, fold
+from streamsft.metrics.ledger import Entry, Layout, Ledger, fold
 from streamsft.metrics.metric import Metric, key_names
 from streamsft.metrics.reducers import Mergeable, Reducer
 from streamsft.metrics.stats import SourceInfo
@@ -36,7 +38,8 @@ class Schema:
         builtin: bool,
         prefix: str,
     ) -> None:
-        self.sources = sources
+        self.sources = tuple(sources)
+        self.metrics = metrics
         self.run_metrics = run_metrics
         self.builtin = builtin and bool(sources)
         self.prefix = prefix
@@ -49,12 +52,21 @@ class Schema:
             Entry("length", built_in.LENGTHS, names),
             Entry("slots", built_in.Slots(), ("",)),
         ]
+        reasons = sorted({check_name(reason, "reason") for s in sources for reason in s.reasons} - {built_in.OTHER})
+        self.reasons = {reason: at for at, reason in enumerate([*reasons, built_in.OTHER], len(built))}
+        """Which entry counts the rows of streaming sources that were refused for a reason."""
+        built += [Entry(f"refused {reason}", built_in.Refusals(), names) for reason in self.reasons]
         self.entries = built if self.builtin else []
         self.first_user = len(self.entries)
         self.entries += [Entry(f"sample {metric.name}", reducer, names) for metric, reducer in self.user]
         self.first_run = len(self.entries)
         self.entries += [Entry(f"run {name}", reducer, ("",)) for name, reducer in run_metrics.items()]
         self._check(metrics)
+        self.layout = Layout(self.entries)
+
+    def of(self, sources: Sequence[SourceInfo]) -> Schema:
+        """The same metrics of other sources."""
+        return Schema(sources, self.metrics, self.run_metrics, self.builtin, self.prefix)
 
     def numbers(self, ledger: Ledger, suffix: str, run_suffix: str) -> dict[str, float]:
         """Every number that `ledger` has a value for, by key."""
@@ -79,6 +91,20 @@ class Schema:
         for node, members in self.nodes.items() if self.builtin else ():
             for name, value in built_in.constants([self.sources[i] for i in members]).items():
                 record[f"{self.prefix}{node}/{name}"] = value
+        return record
+
+    def rejections(self, totals: Ledger, delta: Ledger) -> dict[str, float]:
+        """The rejected rows: those known from the start, and those refused while reading; of an interval the latter."""
+        if not self.builtin:
+            return {}
+        counted = [np.stack([ledger.parts[at][0][:, 0] for at in self.reasons.values()]) for ledger in (totals, delta)]
+        record: dict[str, float] = {}
+        for node, members in self.nodes.items():
+            refused, lately = (
+                dict(zip(self.reasons, rows[:, members].sum(axis=1).tolist(), strict=True)) for rows in counted
+            )
+            numbers = built_in.rejections([self.sources[i] for i in members], refused, lately, INTERVAL)
+            record |= {f"{self.prefix}{node}/{name}": value for name, value in numbers.items()}
         return record
 
     def _built_in(self, record: dict[str, float], ledger: Ledger, suffix: str) -> None:
@@ -108,7 +134,9 @@ class Schema:
                 check_name(part, "run metric")
         per_node = list(built_in.NAMES) if self.builtin else []
         if self.builtin:
-            per_node += {f"rejected_{reason}" for s in self.sources for reason in s.rejected}
+            per_node += {f"rejected_{reason}" for s in self.sources for reason in s.rejected} | {
+                f"rejected_{reason}" for reason in self.reasons
+            }
             per_node += {f"dropped_{reason}" for s in self.sources for reason in s.dropped}
         per_node += [key for metric in metrics for key in metric.keys.values()]
         keys = [f"{self.prefix}{node}/{key}" for node in self.nodes for key in per_node]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 import numpy as np
 
+from streamsft.errors import StateError
 from streamsft.types import Bools, Floats, Int32s, Ints
 
-__all__ = ["SampleStats", "SourceInfo"]
+__all__ = ["SampleStats", "SourceInfo", "by_name"]
 
 
 @final
@@ -21,7 +22,7 @@ class SampleStats:
     Arrays rather than objects, so that a worker process ships a batch's statistics for a few bytes a document.
 
     Attributes:
-        source: index of the source among the *sorted* source names, int32[n].
+        source: number of the source in `Loader.sources`, the order that the aggregator is given them in, int32[n].
         tokens: tokens of the document in the batch, after truncation or splitting, int64[n].
         supervised: how many of these carry a label, int64[n].
         cut: tokens that truncation removed, int64[n].
@@ -73,11 +74,13 @@ class SourceInfo:
     Attributes:
         name: the source's name.
         groups: names of the mix nodes that the source is in, from the root downwards.
-        weight: share of all draws that was asked for, in [0, 1]; nested weights multiplied. The shares of
-            all sources add up to 1.
+        weight: share that was asked for, of the samples or the tokens drawn as the mix counts them, in [0, 1];
+            nested weights multiplied. The shares of all sources add up to 1; a source that an edit of the mix
+            removed has 0.
         rows: stored rows, those never drawn included; 0 when unknown.
-        rejected: rows of the input that could not be used, counted by reason.
+        rejected: rows of the input that could not be used, counted by reason; nothing for a streaming source.
         dropped: stored rows that are never drawn, since the overflow policy leaves nothing of them, counted by reason.
+        reasons: for which reasons rows of a streaming source may be refused as they are read; empty for others.
     """
 
     name: str
@@ -86,3 +89,48 @@ class SourceInfo:
     rows: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What stays true of the source when it is drawn no more, as JSON: all but its name and weight."""
+        return {
+            "groups": list(self.groups),
+            "rows": self.rows,
+            "rejected": dict(self.rejected),
+            "dropped": dict(self.dropped),
+            "reasons": list(self.reasons),
+        }
+
+    @staticmethod
+    def from_json(name: str, saved: Any) -> SourceInfo:
+        """The source that `to_json` told of, with weight 0.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        try:
+            return SourceInfo(
+                name=name,
+                groups=tuple(saved["groups"]),
+                rows=int(saved["rows"]),
+                rejected=dict(saved["rejected"]),
+                dropped=dict(saved["dropped"]),
+                reasons=tuple(saved["reasons"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"what the metrics state says of source {name!r} is damaged: {error!r}") from error
+
+
+def by_name(sources: Iterable[SourceInfo]) -> tuple[SourceInfo, ...]:
+    """The sources in the order of their names, those of one name made one.
+
+    A name comes twice when an edit changed a source's content. Then what is known is that of the first, the one in
+    force; asked shares are added, and the reasons are those of both.
+    """
+    found: dict[str, SourceInfo] = {}
+    for source in sources:
+        first = found.get(source.name)
+        reasons = tuple(sorted({*source.reasons, *(first.reasons if first else ())}))
+        weight = source.weight + (first.weight if first else 0.0)
+        found[source.name] = replace(first or source, weight=weight, reasons=reasons)
+    return tuple(found[name] for name in sorted(found))

@@ -100,7 +100,8 @@ class StreamingSource:
         shuffle_window: rows that are shuffled together, in closed blocks.
         block_bytes: a block is closed early when its rows hold this many bytes.
         reader: reads the rows, in place of `data`.
-        encode: tokenizes rows, in place of all from `transform` to `holdout`; picklable for worker processes.
+        encode: tokenizes rows, in place of all from `transform` to `holdout`; picklable for worker processes. What it
+            lists as its attribute `reasons` is counted by reason, other refusals under ``other``.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -181,6 +182,11 @@ class StreamingSource:
     def rejected(self) -> Mapping[str, int]:
         """Nothing is known before rows are read."""
         return {}
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for which a row may be refused, as far as the encoder's `reasons` tell, in alphabetical order."""
+        return tuple(sorted({*getattr(self.encode, "reasons", ()), "nothing_supervised", "too_long"}))
 
     def held_out(self) -> TokenStore:
         """The rows that `holdout` keeps from training, as a finite source named ``<name>.holdout``, in memory.

@@ -12,10 +12,17 @@ from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.rawrows import BadRow
 from streamsft.sources.shardvalues import ArrowValue, decode_values
 from streamsft.sources.streaming import Encoded, Refused
-from streamsft.text.conversation import Conversation
+from streamsft.text.conversation import REASONS, Conversation
 from streamsft.text.formats import parser
 from streamsft.text.identity import identity
-from streamsft.text.jobs import Transform, decode_columns, encode_chats, encode_with, tokens_of
+from streamsft.text.jobs import (
+    TRANSFORM_REASON,
+    Transform,
+    decode_columns,
+    encode_chats,
+    encode_with,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from streamsft.text.chat import ChatTokenizer
@@ -25,6 +32,9 @@ __all__ = ["ChatEncoder", "Messages", "RowsEncoder", "TokenEncoder", "TransformE
 Rows: TypeAlias = "Sequence[dict[str, Any] | BadRow]"
 Where: TypeAlias = Callable[[int], str]
 Messages: TypeAlias = "Callable[[dict[str, Any]], Conversation | Mapping[str, Any] | Sequence[Any] | None]"
+
+MESSAGES_REASON = "messages"
+"""The reason given for rows that a user's `messages` function left out."""
 
 
 class RowsEncoder(Protocol):
@@ -37,6 +47,10 @@ class RowsEncoder(Protocol):
     @property
     def stages(self) -> Mapping[str, Any]:
         """The user's functions, by what they are called in messages."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """The reasons for which a row may be refused."""
 
     def encode(self, rows: Rows, where: Where) -> list[Encoded | Refused]:
         """The tokens of `rows`, in order; `where` names one of them in messages."""
@@ -69,6 +83,10 @@ class ChatEncoder:
     def stages(self) -> Mapping[str, Any]:
         return {} if self.messages is None else {"messages": self.messages}
 
+    @property
+    def reasons(self) -> Sequence[str]:
+        return list(REASONS) if self.messages is None else [*REASONS, MESSAGES_REASON]
+
     def encode(self, rows: Rows, where: Where) -> list[Encoded | Refused]:
         """The tokens of `rows`, or why there are none, in order; all texts are encoded at once.
 
@@ -96,7 +114,7 @@ class ChatEncoder:
         except Exception as error:
             raise DataError(f"{where(index)}: messages raised {type(error).__name__}: {error}") from error
         if result is None:
-            return Refused("messages", "messages returned None")
+            return Refused(MESSAGES_REASON, "messages returned None")
         if isinstance(result, Conversation):
             return result
         if isinstance(result, Mapping):
@@ -123,6 +141,10 @@ class TransformEncoder:
     def stages(self) -> Mapping[str, Any]:
         return {"transform": self.transform}
 
+    @property
+    def reasons(self) -> Sequence[str]:
+        return [*REASONS, TRANSFORM_REASON]
+
     def encode(self, rows: Rows, where: Where) -> list[Encoded | Refused]:
         """The tokens of `rows`, or why there are none, in order.
 
@@ -147,6 +169,10 @@ class TokenEncoder:
     @property
     def stages(self) -> Mapping[str, Any]:
         return {}
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return ["bad_row"]
 
     def encode(self, rows: Rows, where: Where) -> list[Encoded | Refused]:
         """The tokens of `rows`, or why there are none, in order."""

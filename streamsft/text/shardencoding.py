@@ -75,6 +75,12 @@ class ShardEncoder:
         named |= {f"token filter {name!r}": function for name, function in self._token_filters.items()}
         return {**self.rows.stages, **named}
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for which a row may be refused."""
+        held = () if self.threshold is None else (HELD_OUT,)
+        return ("bad_row", *self.rows.reasons, *held, *self._filters, *self._token_filters)
+
     def holding_none(self) -> ShardEncoder:
         """The same for the rows that are held out."""
         other = copy.copy(self)

@@ -16,7 +16,6 @@ from streamsft.metrics.stats import SampleStats, SourceInfo
 from streamsft.types import Sample
 
 SOURCES = [
-    SourceInfo(name="math", groups=("mix",), weight=0.5, rows=40, rejected={"bad_role": 2, "template_error": 1}),
     SourceInfo(
         name="chat",
         groups=("mix", "talk"),
@@ -25,7 +24,8 @@ SOURCES = [
         dropped={"too_long": 7, "nothing_supervised": 3},
         rejected={"bad_role": 4},
     ),
-    SourceInfo(name="code", groups=("mix", "talk"), weight=0.25),
+    SourceInfo(name="code", groups=("mix", "talk"), weight=0.25, reasons=("bad_role", "held_out")),
+    SourceInfo(name="math", groups=("mix",), weight=0.5, rows=40, rejected={"bad_role": 2, "template_error": 1}),
 ]
 
 
@@ -36,6 +36,8 @@ def turns(sample: Sample) -> float:
 def language(sample: Sample) -> str:
     return "python" if sample.row % 2 else "cobol"
 
+
+REFUSED = ("held_out", "bad_role", "undeclared")
 
 METRICS = [
     Metric("turns", turns, [Mean(), Std(), Sum(), Max(), Quantiles(1, 1e4, (0.5, 0.95))]),
@@ -66,6 +68,7 @@ def batch(seed: int, documents: int, sources: Sequence[int] = (0, 1, 2)) -> Samp
             "turns": generator.lognormal(3, 2, documents),
             "language": generator.integers(0, 3, documents).astype(np.float64),
         },
+        refused=[(1, reason, seed % 5 + 1) for reason in REFUSED[: seed % 4]] if 1 in sources else (),
     )
 
 

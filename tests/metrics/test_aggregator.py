@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from streamsft.comm import Comm, LocalComm, ThreadComm
@@ -221,7 +220,8 @@ def test_the_last_batch_may_be_empty_of_documents() -> None:
         ({"metrics": [Metric("a", turns, [Sum()]), Metric("a_interval", turns, [Sum()])]}, "a_interval"),
         ({"run_metrics": {"data/tokens": Sum()}}, "data/tokens"),
         ({"sources": [*SOURCES, SourceInfo(name="talk")]}, "mix node 'talk' is there twice"),
-        ({"sources": [*SOURCES, SourceInfo(name="math")]}, "'math' is there twice"),
+        ({"metrics": [Metric("rejected_held_out", turns, [Sum()])]}, "data_chat/rejected_held_out' is there twice"),
+        ({"metrics": [Metric("rejected_other", turns, [Sum()])]}, "data_chat/rejected_other' is there twice"),
     ],
 )
 def test_two_numbers_under_one_name_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from streamsft.comm import Comm, LocalComm, ThreadComm
 from streamsft.errors import MetricError, StateError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.reducers import Max, Mean, Sum
-from streamsft.metrics.stats import SourceInfo
-from tests.metrics.runs import METRICS, SOURCES, aggregator, assert_same_record, batch, feed, turns
+from streamsft.metrics.stats import SampleStats, SourceInfo
+from tests.metrics.runs import METRICS, RUN_METRICS, SOURCES, aggregator, assert_same_record, batch, feed, turns
 
 STEPS, LOG_EVERY = 8, 3
 
@@ -92,11 +92,67 @@ def test_a_metric_that_is_reduced_in_another_way_is_refused() -> None:
         other.load_state(mine.gather_state())
 
 
-def test_a_source_that_is_gone_is_named() -> None:
+def test_a_source_that_an_edit_removed_keeps_its_numbers() -> None:
+    mine = aggregator(LocalComm())
+    feed(mine, [batch(i, 50) for i in range(4)])
+    expected = mine.log()
+    expected |= {"train/steps": 0}
+    state = json.loads(json.dumps(mine.gather_state()))
+
+    def body(comm: Comm) -> tuple[dict[str, float], Any]:
+        other = Aggregator(SOURCES[:2], METRICS, RUN_METRICS, comm=comm)
+        other.load_state(state)
+        return other.log(), other.gather_state()
+
+    record, again = ThreadComm.run(2, body)[1]
+    assert again == state
+    assert record.pop("data_math/share_asked") == 0
+    assert record.pop("data_mix/share_asked") == 0.5
+    since_the_start = {key: value for key, value in record.items() if not key.endswith("_interval")}
+    assert_same_record(since_the_start, {key: expected[key] for key in since_the_start})
+    assert record["data_math/tokens"] > 0
+    assert record["data_math/rejected"] == 3
+
+
+def test_a_reason_that_is_no_longer_declared_keeps_its_count() -> None:
+    def source(*reasons: str) -> SourceInfo:
+        return SourceInfo(name="a", groups=("mix",), reasons=reasons)
+
+    def refused(*given: tuple[int, str, int]) -> SampleStats:
+        return replace(batch(0, 0), refused=given)
+
+    first, then = Aggregator([source("short", "bad_row")]), Aggregator([source("bad_row")])
+    first.update(refused((0, "short", 3), (0, "bad_row", 1)))
+    first.log()
+    then.load_state(first.gather_state())
+    then.update(refused((0, "bad_row", 2)))
+    record = then.log()
+    assert {key: value for key, value in record.items() if "data_mix/rejected" in key} == {
+        "data_mix/rejected": 6,
+        "data_mix/rejected_bad_row": 3,
+        "data_mix/rejected_short": 3,
+        "data_mix/rejected_interval": 2,
+        "data_mix/rejected_bad_row_interval": 2,
+        "data_mix/rejected_short_interval": 0,
+    }
+
+
+@pytest.mark.parametrize("damage", [{}, {"groups": [], "rows": "x"}, {"groups": 3, "rows": 1}, None])
+def test_what_a_state_says_of_sources_is_checked(damage: Any) -> None:
+    mine = aggregator(LocalComm())
+    state = mine.gather_state()
+    with pytest.raises(StateError, match="of source 'gone' is damaged"):
+        mine.load_state({**state, "sources": {"gone": damage}})
+    assert mine.gather_state() == state
+
+
+def test_a_source_that_the_state_does_not_tell_of_is_named() -> None:
     mine = aggregator(LocalComm())
     mine.update(batch(0, 50))
+    state = mine.gather_state()
+    del state["sources"]["math"]
     with pytest.raises(StateError, match=r"has metrics of 'math'; the sources are now \['chat', 'code'\]"):
-        Aggregator(SOURCES[1:], METRICS).load_state(mine.gather_state())
+        Aggregator(SOURCES[:2], METRICS).load_state(state)
 
 
 def test_another_version_or_a_damaged_state_is_refused_and_changes_nothing() -> None:
