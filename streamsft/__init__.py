@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         shard_from_mesh as shard_from_mesh,
     )
     from streamsft.commands.demo import demo as demo
+    from streamsft.commands.holdout import held_out as held_out
     from streamsft.commands.preview import preview as preview
     from streamsft.commands.preview_row import preview_row as preview_row
     from streamsft.commands.tokenize import tokenize as tokenize
@@ -112,6 +113,7 @@ __version__ = "0.1.0"
 _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
     "streamsft.commands.demo": ("demo",),
+    "streamsft.commands.holdout": ("held_out",),
     "streamsft.commands.preview": ("preview",),
     "streamsft.commands.preview_row": ("preview_row",),
     "streamsft.commands.tokenize": ("tokenize",),

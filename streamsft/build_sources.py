@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from streamsft.config import Config, GroupConfig, SourceConfig
+from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError, StoreError
 from streamsft.sources.hub import HubDataset
@@ -26,6 +27,7 @@ __all__ = [
     "BuiltSource",
     "Transforms",
     "all_sources",
+    "build_held_out",
     "build_source",
     "build_sources",
     "check_transforms",
@@ -110,11 +112,57 @@ def build_source(
         cache_dir=cache_dir(config),
         processes=processes,
         on_bad_row=source.on_bad_row,
+        holdout=source.holdout,
         progress=progress,
     )
     if verify and store.path is not None:
         return TokenStore.open(store.path, name=name, verify=True)
     return store
+
+
+def build_held_out(
+    name: str,
+    config: Config,
+    encoders: Encoders,
+    *,
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    progress: bool = False,
+) -> TokenStore:
+    """The rows that source `name` holds out, as a store named ``<name>.holdout``; numbered as in the source.
+
+    Those of a streaming source are read and tokenized each time; others are in the cache once they are tokenized.
+
+    Raises:
+        ConfigError: there is no such source, or it holds none out.
+        StreamsftError: the source, the tokenizer or a transform cannot be used, or none of the held rows can.
+    """
+    transforms = transforms or {}
+    check_transforms(config, transforms)
+    sources = dict(all_sources(config.mix.sources))
+    holding = [other for other, source in sources.items() if source.holdout is not None]
+    if name not in holding:
+        known = f"those that do: {', '.join(holding)}" if holding else "give it a holdout in the config"
+        what = "holds no rows out" if name in sources else "is not in the config"
+        raise ConfigError(f"held out: source {name!r} {what}; {known}")
+    source, transform = sources[name], transforms.get(name)
+    with naming(name):
+        if source.streaming:
+            return _streamed(name, source, encoders, transform).held_out()
+        return tokenize(
+            raw_source(source),
+            None if transform else encoders.of(source),
+            name=f"{name}{HELD}",
+            transform=transform,
+            format=source.format,
+            columns=source.columns,
+            cache_dir=cache_dir(config),
+            processes=processes,
+            on_bad_row=source.on_bad_row,
+            holdout=source.holdout,
+            held=True,
+            progress=progress,
+        )
 
 
 def _streamed(name: str, source: SourceConfig, encoders: Encoders, transform: Transform | None) -> StreamingSource:

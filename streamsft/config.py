@@ -27,9 +27,9 @@ from streamsft.config_models import (
     SourceConfig,
     TextConfig,
     TrainConfig,
-    config_folder,
 )
 from streamsft.config_rules import check_rules
+from streamsft.config_values import config_folder
 from streamsft.config_yaml import Document, apply_overrides, read_yaml
 from streamsft.errors import ConfigError
 

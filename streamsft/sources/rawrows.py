@@ -40,9 +40,10 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 @final
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be decoded, and why."""
+    """A row that cannot be decoded, or is left out before it is tokenized, and why."""
 
     detail: str
+    reason: str = "bad_row"
 
 
 @final

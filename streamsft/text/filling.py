@@ -9,8 +9,10 @@ import numpy as np
 from streamsft.errors import DataError, EmptySourceError
 from streamsft.sources.rawrows import Chunk
 from streamsft.sources.writer import StoreWriter
+from streamsft.text.holdout import HELD_OUT
 from streamsft.text.jobs import TRANSFORM_REASON, EncodedChunk
 from streamsft.text.rejections import Rejections
+from streamsft.text.sides import NOT_HELD
 
 __all__ = ["Filling", "bad_row_error"]
 
@@ -47,6 +49,10 @@ class Filling:
         if chunk.file != self._file:
             self._file, self._file_row = chunk.file, 0
         for rejected in encoded.rejected:
+            if rejected.reason == HELD_OUT:
+                self._rejections.count(HELD_OUT)
+            if rejected.reason in (HELD_OUT, NOT_HELD):
+                continue
             file_row = self._file_row + rejected.index
             if self._stop_at_bad and rejected.reason != TRANSFORM_REASON:
                 place = f"{self._files[chunk.file]}:{file_row if rejected.line is None else rejected.line}"
@@ -77,6 +83,8 @@ class Filling:
         files = f"{self._files[0]} and {len(self._files) - 1} more files" if len(self._files) > 1 else self._files[0]
         if self._row == 0:
             raise EmptySourceError(f"source {self._name}: {files}: there are no rows")
+        if not self._rejections.counts:
+            raise EmptySourceError(f"source {self._name}: {files}: none of the {self._row:,} rows is held out")
         raise EmptySourceError(
             f"source {self._name}: {files}: all {self._row:,} rows were rejected: {self._rejections}"
         )

@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
@@ -69,10 +69,17 @@ class HoldOut:
             ConfigError: there are no more rows than are to be held.
             DataError: the rows cannot be read.
         """
+        return self.threshold_of((content_hash(row) for _, row in _decoded(reader)), where)
+
+    def threshold_of(self, hashes: Iterable[int], where: str) -> int:
+        """The same for the `content_hash` of each row, which are gone through only if a number of rows is held.
+
+        Raises:
+            ConfigError: there are no more rows than are to be held.
+        """
         if self.fraction is not None:
             return max(1, math.floor(self.fraction * 2**64))
         assert self.rows is not None
-        hashes = (content_hash(row) for _, row in _decoded(reader))
         smallest = heapq.nsmallest(self.rows + 1, hashes)
         if len(smallest) <= self.rows:
             raise ConfigError(

@@ -18,6 +18,7 @@ from streamsft.text.formats import parser
 from streamsft.types import Bools, Int32s, Ints
 
 if TYPE_CHECKING:
+    from streamsft.text import masks
     from streamsft.text.chat import ChatTokenizer
 
 __all__ = [
@@ -149,16 +150,20 @@ def encode_chats(
     """The tokens of rows that `parse` makes conversations of, or why there are none, in order."""
     conversations: list[Conversation | RowRejected] = []
     for row in rows:
+        if isinstance(row, BadRow):
+            continue
         try:
-            conversations.append(parse(_value(row)))
+            conversations.append(parse(row))
         except RowRejected as rejection:
             conversations.append(rejection)
-    return [
-        Refused(result.reason, result.detail)
-        if isinstance(result, RowRejected)
-        else Encoded(result.input_ids, result.loss_mask)
-        for result in chat.encode(conversations)
-    ]
+    encoded = iter(chat.encode(conversations))
+    return [Refused(row.reason, row.detail) if isinstance(row, BadRow) else _encoded(next(encoded)) for row in rows]
+
+
+def _encoded(result: masks.Encoded | RowRejected) -> Encoded | Refused:
+    if isinstance(result, RowRejected):
+        return Refused(result.reason, result.detail)
+    return Encoded(result.input_ids, result.loss_mask)
 
 
 def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Callable[[], str]) -> Encoded | Refused:
@@ -167,8 +172,10 @@ def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Calla
     Raises:
         DataError: the function failed, or returned something else.
     """
+    if isinstance(row, BadRow):
+        return Refused(row.reason, row.detail)
     try:
-        result = _call(transform, _value(row))
+        result = _call(transform, row)
     except RowRejected as rejection:
         return Refused(rejection.reason, rejection.detail)
     except StreamsftError as error:
@@ -227,12 +234,6 @@ def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> Enc
             if isinstance(result, Refused)
         ),
     )
-
-
-def _value(row: dict[str, Any] | BadRow) -> dict[str, Any]:
-    if isinstance(row, BadRow):
-        raise RowRejected("bad_row", row.detail)
-    return row
 
 
 def decode_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

@@ -61,6 +61,10 @@ class Rejections:
         except OSError as error:
             raise _cannot_write(self._path, error) from error
 
+    def count(self, reason: str) -> None:
+        """Count a row that is left out without being wrong."""
+        self.counts[reason] += 1
+
     def close(self) -> None:
         """Complete the file.
 
@@ -75,7 +79,8 @@ class Rejections:
                 raise _cannot_write(self._path, error) from error
 
     def __str__(self) -> str:
-        return ", ".join(f"{count:,} {reason} (first: {self.first[reason]})" for reason, count in self.counts.items())
+        firsts = {reason: f" (first: {first})" for reason, first in self.first.items()}
+        return ", ".join(f"{count:,} {reason}{firsts.get(reason, '')}" for reason, count in self.counts.items())
 
     def __enter__(self) -> Self:
         return self

@@ -19,11 +19,13 @@ from streamsft.sources.store import TokenStore
 from streamsft.text.cachekey import cache_key, default_cache_dir, find_cached
 from streamsft.text.filling import Filling, bad_row_error
 from streamsft.text.formats import FORMATS, detect_format, parser
+from streamsft.text.holdout import HoldOut
 from streamsft.text.identity import identity
 from streamsft.text.jobs import TRANSFORM_REASON, ChatJob, Transform, TransformJob, decode_columns
 from streamsft.text.progress import Progress, reporting
 from streamsft.text.readers import RawSource, open_reader
 from streamsft.text.rejections import REJECTED_FILE, Rejections, read_rejections
+from streamsft.text.sides import Side
 from streamsft.text.workers import map_ordered
 from streamsft.types import check_name
 
@@ -45,6 +47,8 @@ def tokenize(
     processes: int | None = None,
     on_bad_row: Literal["skip", "error"] = "skip",
     rejected_path: str | os.PathLike[str] | None = None,
+    holdout: HoldOut | float | None = None,
+    held: bool = False,
     progress: bool | Progress = False,
 ) -> TokenStore:
     """Tokenize a source, or find it in the cache.
@@ -67,6 +71,8 @@ def tokenize(
         on_bad_row: ``skip`` leaves bad rows out, counted by reason and listed in ``rejected.jsonl`` in the
             store's folder; ``error`` stops at the first.
         rejected_path: with ``cache_dir=False``, where to list rejected rows; by default they are only counted.
+        holdout: keeps rows out of the store: a fraction or a number of rows; see `HoldOut`.
+        held: make the store of the rows that `holdout` keeps out instead.
         progress: True draws a bar on standard error; a function is called with (done, total) instead.
 
     Raises:
@@ -78,7 +84,11 @@ def tokenize(
     check_name(name)
     _check(chat, transform, format, columns, processes, on_bad_row)
     root = None if cache_dir is False else Path(cache_dir or default_cache_dir())
-    reader = open_reader(source, memory=None if root is None else HashMemory(root / "hashes"))
+    if held and holdout is None:
+        raise ConfigError(f"source {name}: no rows are held out; give holdout, such as 0.02 or a number of rows")
+    whole = reader = open_reader(source, memory=None if root is None else HashMemory(root / "hashes"))
+    if holdout is not None:
+        reader = Side(whole, HoldOut.of(holdout), held=held, where=f"source {name}")
     encoder = identity(transform, f"source {name}: transform") if transform else _chat(chat).fingerprint
     key = cache_key(reader.content_key(), encoder, format=format, columns=columns)
     path = None if root is None else root / "stores" / key
@@ -90,7 +100,7 @@ def tokenize(
     if transform is not None:
         job = TransformJob(transform, name, reader.files)
     else:
-        job = ChatJob(_chat(chat), format or detect_source_format(reader, name, columns or {}), dict(columns or {}))
+        job = ChatJob(_chat(chat), format or detect_source_format(whole, name, columns or {}), dict(columns or {}))
     with TokenStore.writer(path, name=name, files=reader.files) as writer:
         place = Path(rejected_path) if rejected_path else None
         if writer.directory is not None:

@@ -1,0 +1,87 @@
+"""The kinds of values in a config: paths with variables in them, numbers in a range, weights by step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+
+__all__ = [
+    "HoldOut",
+    "Natural",
+    "NonNegative",
+    "PathText",
+    "Paths",
+    "Positive",
+    "Stretch",
+    "TextOrList",
+    "TrainOn",
+    "Weight",
+    "config_folder",
+]
+
+_config_dir: ContextVar[str] = ContextVar("config_dir", default=".")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def _expand(value: object) -> object:
+    """Replace ``${NAME}`` and ``${NAME:-default}``; ``${CONFIG_DIR}`` is the folder of the config file."""
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.group(1), match.group(2)
+        found = _config_dir.get() if name == "CONFIG_DIR" else os.environ.get(name) or default
+        if found is None:
+            raise ValueError(f"the environment variable {name} is not set: set it, or write ${{{name}:-default}}")
+        return found
+
+    return os.path.expanduser(_VARIABLE.sub(replace, value))
+
+
+@contextmanager
+def config_folder(folder: str) -> Iterator[None]:
+    """While the block runs, ``${CONFIG_DIR}`` stands for `folder`."""
+    token = _config_dir.set(folder)
+    try:
+        yield
+    finally:
+        _config_dir.reset(token)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+PathText = Annotated[str, BeforeValidator(_expand), Field(min_length=1)]
+"""A path (or an address); ``${VAR}`` and ``~`` are expanded. A relative one starts at the working directory."""
+_TEXT_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+TextOrList = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_TEXT_OR_LIST)]
+Paths = Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1), WithJsonSchema(_TEXT_OR_LIST)]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+_SCHEDULE: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^(0|[1-9][0-9]*)$": {"type": "number", "minimum": 0}},
+    "properties": {"hold": {"type": "boolean"}},
+    "additionalProperties": False,
+}
+Weight = Annotated[
+    Annotated[NonNegative, Tag("<number>")]
+    | Annotated[dict[str, float | bool], WithJsonSchema(_SCHEDULE), Tag("<schedule>")],
+    Discriminator(lambda value: "<schedule>" if isinstance(value, Mapping) else "<number>"),
+]
+"""A number, or numbers by training step; `config_weights` has seen to what a schedule holds."""
+HoldOut = Annotated[
+    Annotated[Fraction, Tag("<fraction>")] | Annotated[Positive, Tag("<rows>")],
+    Discriminator(lambda value: "<fraction>" if isinstance(value, float) else "<rows>"),
+]
+Stretch = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+TrainOn = Literal["assistant", "last_assistant", "everything"]
