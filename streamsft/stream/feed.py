@@ -189,7 +189,7 @@ class Feed:
             self._gather()
             if not self._block:
                 self._start_pass(self._start.pass_index + 1)
-        if self._source.shuffle:
+        if self._source.shuffle and len(self._block) > 1:
             key = derive_key(self._seed, self._source.name, "block", self._start.pass_index, self._block[0].number)
             self._block = [self._block[i] for i in shuffled(key, len(self._block)).tolist()]
 
@@ -223,11 +223,13 @@ class Feed:
 
     def _dealt(self, pass_index: int) -> list[int]:
         """The units of this lane in a pass, in order."""
+        first = (self._lane - pass_index * self._units) % self._lanes
+        if first >= self._units:  # as in most passes of a source with few rows
+            return []
         if self._order[0] != pass_index:
             units = np.arange(self._units)
-            if self._source.shuffle:
+            if self._source.shuffle and self._units > 1:
                 units = shuffled(derive_key(self._seed, self._source.name, "shards", pass_index), self._units)
-            first = (self._lane - pass_index * self._units) % self._lanes
             self._order = (pass_index, units[first :: self._lanes].tolist())
         dealt: list[int] = self._order[1]
         return dealt
