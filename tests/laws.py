@@ -184,11 +184,6 @@ class Rows:
         """The documents of one pass."""
         return [piece for stored in range(len(self.source)) for piece in self.documents(stored)]
 
-    @property
-    def drawable(self) -> int:
-        """Rows that give at least one document."""
-        return sum(bool(self.documents(stored)) for stored in range(len(self.source)))
-
 
 def tokens_conserved(found: Sequence[Seen], rows: Sequence[Rows]) -> None:
     """Every document is, token for token and label for label, what its row should give."""
@@ -197,13 +192,13 @@ def tokens_conserved(found: Sequence[Seen], rows: Sequence[Rows]) -> None:
         assert seen._replace(pass_index=0) == expected[seen.source, seen.row, seen.start]
 
 
-def exactly_once(found: Sequence[Seen], rows: Sequence[Rows], drawn: Sequence[Mapping[str, int]]) -> None:
+def exactly_once(found: Sequence[Seen], rows: Sequence[Rows], complete: Mapping[str, int]) -> None:
     """Each document comes once in every pass that all lanes are beyond, and at most once in the others.
 
     Args:
         found: all that all lanes have given out.
         rows: what each source should give.
-        drawn: per lane, how many rows of each source lie behind for certain (those before its open window).
+        complete: per source, the passes that all lanes are beyond.
     """
     times = Counter((seen.source, seen.pass_index, seen.row, seen.start) for seen in found)
     assert max(times.values(), default=1) == 1, f"twice: {times.most_common(1)}"
@@ -214,9 +209,8 @@ def exactly_once(found: Sequence[Seen], rows: Sequence[Rows], drawn: Sequence[Ma
         for source, pass_index, row, start in times:
             if source == name:
                 by_pass.setdefault(pass_index, set()).add((row, start))
-        complete = min((counts[name] * len(drawn) + lane) // part.drawable for lane, counts in enumerate(drawn))
-        for pass_index in range(complete):
-            assert by_pass.get(pass_index) == once, f"{name}: pass {pass_index} of {complete} is not complete"
+        for pass_index in range(complete[name]):
+            assert by_pass.get(pass_index) == once, f"{name}: pass {pass_index} of {complete[name]} is not complete"
         assert all(documents <= once for documents in by_pass.values())
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import streamsft
 from streamsft.stream.faces import InfiniteDataset, SourceStream
@@ -24,6 +23,8 @@ from streamsft.stream.packer import Packer
 from streamsft.types import Shard
 from tests import laws
 from tests.mixes import Mix, mixes
+from tests.passes import passes_behind
+from tests.streams import STREAMED_STAGES, StreamedMix
 
 ROOT = Path(__file__).parents[1]
 Make = Callable[[Mix], Any]
@@ -66,6 +67,7 @@ def test_every_endless_stage_is_in_the_table() -> None:
         if module.name.startswith(("streamsft.stream", "streamsft.sources")):
             importlib.import_module(module.name)
     tested = {type(make(Mix())) for make in TABLE.values()}
+    tested |= {type(make(StreamedMix())) for make in STREAMED_STAGES.values()}
     assert {*endless_stages(), Loader} <= tested
 
 
@@ -101,13 +103,13 @@ def test_gives_each_document_once_per_pass_token_for_token(make: Make, mix: Mix,
     found = [seen for item in laws.first(stage, steps) for pack in item for seen in pack]
     rows = [part for part in mix.rows(_packs(stage)) if part.source.name in {seen.source for seen in found}]
     laws.tokens_conserved(found, rows)
-    laws.exactly_once(found, rows, _drawn(stage, mix))
+    laws.exactly_once(found, rows, passes_behind(stage))
 
 
 @settings(max_examples=12)
 @given(mix=mixes(), shards=st.integers(2, 5), steps=st.integers(1, 40), kind=st.sampled_from(["source", "mix", "pack"]))
 def test_parts_of_a_stage_give_each_document_once_together(mix: Mix, shards: int, steps: int, kind: str) -> None:
-    found, drawn = [], []
+    found, parts = [], []
     for index in range(shards):
         shard = Shard(index, shards)
         stage: Any = {
@@ -118,10 +120,10 @@ def test_parts_of_a_stage_give_each_document_once_together(mix: Mix, shards: int
             ),
         }[kind]()
         found += [seen for item in laws.first(stage, steps) for pack in item for seen in pack]
-        drawn += _drawn(stage, mix)
+        parts.append(stage)
     rows = [part for part in mix.rows(kind == "pack") if part.source.name in {seen.source for seen in found}]
     laws.tokens_conserved(found, rows)
-    laws.exactly_once(found, rows, drawn)
+    laws.exactly_once(found, rows, passes_behind(*parts))
 
 
 @settings(max_examples=10)
@@ -180,13 +182,3 @@ def print_digests() -> None:
 
 def _packs(stage: Any) -> bool:
     return isinstance(stage, Packer | Loader)
-
-
-def _drawn(stage: Any, mix: Mix) -> list[Mapping[str, int]]:
-    """Per lane, how many rows of each source lie behind its open window."""
-    state = stage.state_dict()
-    if isinstance(stage, SourceStream):
-        return [{stage.name: state["position"]["drawn"]}]
-    lanes = state["lanes"].values() if "lanes" in state else [state["position"]]
-    names = sorted(state["fingerprint"]["sources"])
-    return [dict(zip(names, lane["drawn"], strict=True)) for lane in lanes]
