@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from streamsft.config import Config, GroupConfig, SourceConfig, load_config, schema
 from streamsft.config_yaml import dotted, read_text

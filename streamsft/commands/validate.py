@@ -70,9 +70,10 @@ def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: b
         return f"a store of {len(store):,} rows"
     if not transformed:
         encoders.of(source)
+    streamed = ", streamed" if source.streaming else ""
     if source.path is None:
-        return f"{source.hub} on the hub, not looked up"
+        return f"{source.hub} on the hub, not looked up{streamed}"
     files = RawFiles(source.path)
     made_by = "a transform" if transformed else source.format or detect_source_format(files, name, source.columns or {})
     count = f"{len(files.files)} files" if len(files.files) > 1 else "1 file"
-    return f"{count}, {files.size:,} bytes, {made_by}"
+    return f"{count}, {files.size:,} bytes, {made_by}{streamed}"

@@ -27,8 +27,7 @@ def reporting(progress: bool | Progress, name: str, total: int) -> Iterator[Call
         yield lambda done: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress as Bars, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("tokenizing {task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(*columns, console=Console(stderr=True)) as bars:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date as calendar_date
-from datetime import datetime
+from datetime import date as calendar_date, datetime
 from typing import Any, Final, final
 
 import jinja2

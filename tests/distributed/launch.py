@@ -43,7 +43,7 @@ def launch(size: int, function: Callable[..., T], *args: Any, timeout: float = 1
             for rank in range(size):
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_rank, args=(rank, size, Path(folder, "meet"), timeout, sender, function, args), daemon=True
+                    target=_rank, args=(rank, size, Path(folder, "meet"), timeout, sender, function, args)
                 )
                 process.start()
                 sender.close()

@@ -8,8 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from streamsft.errors import ConfigError
 from streamsft.order.keys import as_keys, derive_key, hash64, shuffled

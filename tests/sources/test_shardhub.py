@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 from datasets.distributed import split_dataset_by_node
-from torch.utils.data import DataLoader
-from torch.utils.data import IterableDataset as TorchDataset
+from torch.utils.data import DataLoader, IterableDataset as TorchDataset
 
 from streamsft.errors import ConfigError, DataError, StateError
 from streamsft.sources.hub import HubDataset

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import DataError
 from streamsft.stream.background import in_background

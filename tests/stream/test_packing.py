@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from streamsft.errors import ConfigError
 from streamsft.stream.packing import Packing, best_fit_decreasing, next_fit, pack_lengths

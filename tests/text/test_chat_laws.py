@@ -7,13 +7,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.conversation import REASONS, Conversation, RowRejected
-from tests.text import oracles
-from tests.text import tokenizers as made
+from tests.text import oracles, tokenizers as made
 
 TEMPLATES: dict[str, tuple[str, oracles.Oracle]] = {
     "chatml": (made.CHATML, oracles.chatml),
