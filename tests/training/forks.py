@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
-__all__ = ["in_fork"]
+__all__ = ["in_fork", "in_ranks"]
 
 _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "open")
 
@@ -33,6 +36,31 @@ def in_fork(function: Callable[[], object], *, below: Path | None = None, kill_a
             _kill_at(kill_at, str(below))
         os.fsync = lambda handle: None  # type: ignore[assignment]  # slow, and killing a process needs none
         function()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def in_ranks(size: int, function: Callable[[], object]) -> list[int]:
+    """Call `function` in `size` forks of this process, the ranks of one gloo group, and return their exit statuses."""
+    with tempfile.TemporaryDirectory(prefix="streamsft-ranks-") as folder:
+        meet = Path(folder, "meet")
+        pids = []
+        for rank in range(size):
+            pids.append(os.fork())
+            if not pids[-1]:
+                _be_rank(rank, size, meet, function)
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def _be_rank(rank: int, size: int, meet: Path, function: Callable[[], object]) -> NoReturn:
+    try:
+        torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=meet.as_uri(), rank=rank, world_size=size)
+        function()
+        dist.barrier()  # nobody leaves while another rank still reads from it
     except BaseException:
         traceback.print_exc()
         os._exit(1)
