@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from streamsft.commands.validate import validate
 from streamsft.config import load_config, schema
 from streamsft.config_models import SECTIONS
 
@@ -15,7 +19,7 @@ SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 
 
 def test_there_are_shipped_configs() -> None:
-    assert {file.stem for file in SHIPPED} >= {"quickstart", "real-mix", "nested"}
+    assert {file.stem for file in SHIPPED} >= {"quickstart", "real-mix", "nested", "streamed-mix", "instruct-mix"}
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -35,3 +39,13 @@ def test_the_document_names_every_key_of_every_section() -> None:
         prefix = "".join("<name>." if part == "*" else f"{part}." for part in section)
         for key in model.model_fields:
             assert f"| `{prefix}{key}` |" in text or (key,) in SECTIONS, f"{prefix}{key}"
+
+
+def test_a_mix_of_datasets_of_the_hub_is_valid_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("something looked for a host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    console = Console(file=io.StringIO(), width=200)
+    validate(CONFIGS / "instruct-mix.yaml", console=console)
+    assert "teknium/OpenHermes-2.5 on the hub, not looked up, streamed" in console.file.getvalue()  # type: ignore[attr-defined]
