@@ -21,6 +21,7 @@ from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.weights import parsed, value_at
 from streamsft.text.summary import SourceSummary
 from streamsft.training.settings import RUN_METRICS, TrainSettings
 from streamsft.types import Shard
@@ -30,8 +31,14 @@ __all__ = ["Built", "build", "build_aggregator", "build_mix", "build_packer", "b
 _log = logging.getLogger(__name__)
 
 
-def build_mix(config: Config, sources: Mapping[str, BuiltSource]) -> Interleave:
-    """The mix of `config` over its drawn sources. What has weight 0 is left out, and said."""
+def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int | None = None) -> Interleave:
+    """The mix of `config` over its drawn sources. What has weight 0 is left out, and said.
+
+    Args:
+        config: the config.
+        sources: all drawn sources, by name.
+        step: have weights by step stay as they are at this one.
+    """
 
     def node(name: str, nodes: Mapping[str, SourceConfig | GroupConfig]) -> Interleave:
         children: list[Interleave | BuiltSource | SourceStream] = []
@@ -40,7 +47,9 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource]) -> Interleave:
             if not given.drawn:
                 _log.info("%s: weight 0, so it is never drawn nor opened", child)
                 continue
-            weights += [] if given.weight is None else [given.weights_by_step]
+            if given.weight is not None:
+                weight = parsed(given.weights_by_step, f"weight of {child}")
+                weights.append(weight if step is None else value_at(weight, step))
             children.append(node(child, given.sources) if isinstance(given, GroupConfig) else leaf(given, child))
         if len(children) == 1:
             weights = weights or [1.0]  # a streaming source has no number of rows to go by

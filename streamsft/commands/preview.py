@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from streamsft.build import Built, build, build_aggregator
+from streamsft.build import Built, build, build_aggregator, build_mix, build_packer
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
@@ -21,6 +21,7 @@ from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
+from streamsft.stream.packer import Packer
 from streamsft.types import Pack, Sample
 
 __all__ = ["Survey", "preview"]
@@ -74,6 +75,8 @@ def preview(
 ) -> Survey:
     """Print a config's sources, its pipeline, the mix asked for and realised, and its first packs.
 
+    Weights by step are those of the first step.
+
     Args:
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
@@ -96,7 +99,8 @@ def preview(
     built = build(config, sources, encoders, metrics=metrics)
     print_sources(console, sources)
     console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
-    survey, shown = _draw(built, packs, draws)
+    packer = build_packer(config, build_mix(config, sources, step=1))
+    survey, shown = _draw(packer, packs, draws)
     console.print(_mix_table(built, survey))
     console.print(
         f"packing: {survey.packs:,} packs of {config.sequence_length:,} slots, {survey.efficiency:.2%} of them filled",
@@ -110,10 +114,10 @@ def preview(
     return survey
 
 
-def _draw(built: Built, packs: int, draws: int) -> tuple[Survey, list[Pack]]:
+def _draw(packer: Packer, packs: int, draws: int) -> tuple[Survey, list[Pack]]:
     survey = Survey()
     shown: list[Pack] = []
-    for pack in built.packer:
+    for pack in packer:
         survey.add(pack)
         if len(shown) < packs:
             shown.append(pack)

@@ -19,6 +19,7 @@ from streamsft.config import Config, ConfigLike, SourceConfig, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.rawrows import BadRow, Row, RowReader, iterate_rows
+from streamsft.sources.shardrows import FILE_SHIFT
 from streamsft.sources.store import TokenStore
 from streamsft.text.conversation import REASONS, RowRejected
 from streamsft.text.formats import parser
@@ -42,7 +43,8 @@ def preview_row(
 
     Args:
         config: a file, a mapping, or a `Config`.
-        row: ``SOURCE:ROW``, with the row's number in the source's input, from 0, as in metrics, audit and rejections.
+        row: ``SOURCE:ROW``, with the row's number in the source's input, from 0, as in metrics, audit and rejections;
+            that of a streaming source is its number in its file, plus 2**32 for each file before it.
         overrides: ``key.path=value`` texts laid over the config.
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``.
         console: where to print; standard output by default.
@@ -62,7 +64,7 @@ def preview_row(
         _show_stored(console, TokenStore.open(source.store, name=name), number, encoders)
         return None
     reader = open_reader(raw_source(source))
-    place, found = _row(reader, name, number)
+    place, found = _row(reader, name, number, streaming=source.streaming)
     console.print(Rule(f"{name}:{number}, {place}", align="left"))
     try:
         if isinstance(found.value, BadRow):
@@ -91,10 +93,10 @@ def _find(config: Config, row: str) -> tuple[str, SourceConfig, int]:
     return name, sources[name], int(number)
 
 
-def _row(reader: RowReader, name: str, number: int) -> tuple[str, Row]:
+def _row(reader: RowReader, name: str, number: int, *, streaming: bool) -> tuple[str, Row]:
     count = 0
     for file, in_file, row in iterate_rows(reader):
-        if count == number:
+        if number == ((file << FILE_SHIFT) + in_file if streaming else count):
             line = "" if row.line is None else f", line {row.line}"
             return f"{reader.files[file]}, row {in_file}{line}", row
         count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,25 @@ def test_every_command_takes_overrides(tmp_path: Path, command: Callable[..., An
     with pytest.raises(ConfigError, match="stepz: unknown key; did you mean 'steps'"):
         command(small_config(tmp_path), overrides=["train.stepz=3"], console=plain())
     assert demo_files().config.exists()
+
+
+def test_a_streamed_source_is_previewed_and_its_rows_found_by_their_numbers(tmp_path: Path) -> None:
+    config = small_config(tmp_path, mix={"unit": "tokens", "sources": {}}, packing={"lookahead": 64})
+    corpora = demo_files().corpora
+    copy = shutil.copy(corpora["arithmetic"], tmp_path / "again.jsonl")
+    paths = [str(corpora["arithmetic"]), str(copy)]
+    config["mix"]["sources"] = {
+        "twice": {"path": paths, "streaming": True, "shuffle_window": 9, "weight": 1},
+        "units": {"path": str(corpora["units"]), "weight": {"0": 1, "100": 0}},
+    }
+    console = plain()
+    survey = preview(config, packs=1, draws=600, console=console)
+    assert survey.tokens["twice"] / survey.tokens.total() == pytest.approx(0.5, abs=0.03)
+    assert "twice: streamed, tokenized as it is drawn" in text_of(console)
+    numbers = {7: "arithmetic.jsonl, row 7, line 8", (1 << 32) + 7: "again.jsonl, row 7, line 8"}
+    for number, place in numbers.items():
+        console = plain()
+        assert preview_row(config, f"twice:{number}", console=console) is None
+        assert place in text_of(console)
+    with pytest.raises(DataError, match="there is no row 100"):
+        preview_row(config, "twice:100", console=plain())
