@@ -64,7 +64,8 @@ def _is_weight(value: Any) -> bool:
 def _missing(weights: Mapping[str, Any], nodes: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
     others = f"{', '.join(weights)} {'has' if len(weights) == 1 else 'have'} one"
     for name, node in nodes.items():
-        meant = difflib.get_close_matches("weight", node, 1, 0.75) or node.keys() & set(WEIGHT_ELSEWHERE)
+        keys = node.keys() - {"weight"}  # which is null where the weight is missing
+        meant = difflib.get_close_matches("weight", keys, 1, 0.75) or keys & set(WEIGHT_ELSEWHERE)
         if name not in weights and not meant:  # else the key that was meant is told as unknown
             yield Issue((*path, name, "weight"), f"missing: {others}; give all of them a weight, or none")
 

@@ -35,12 +35,16 @@ def test_all_weights_zero_or_some_missing_is_refused_at_every_level() -> None:
     group = weights(0.5, "absent")["mix"]["sources"]
     with pytest.raises(ConfigError, match=r"mix\.sources\.g\.sources\.s1\.weight: missing"):
         load_config(mix({"g": {"sources": group}}))
+    with pytest.raises(ConfigError, match=r"mix\.sources\.s1\.weight: missing: s0 has one"):
+        load_config(weights(0.5, None))
+    with pytest.raises(ConfigError, match=r"mix\.sources\.s1\.weight: missing: s0 has one"):
+        load_config(weights(0.5, 1), ["mix.sources.s1.weight=null"])
     with pytest.raises(ConfigError, match=r"mix\.sources\.g\.sources: at least one source"):
         load_config(mix({"g": {"sources": {}}}))
 
 
 def test_weights_of_any_scale_zero_among_them_or_none_at_all_are_taken() -> None:
-    for scale in ((3, 1), (0, 1), (1e-9, 1e9), ("absent", "absent")):
+    for scale in ((3, 1), (0, 1), (1e-9, 1e9), ("absent", "absent"), ("absent", None)):
         load_config(weights(*scale))
 
 
