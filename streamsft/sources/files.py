@@ -110,7 +110,7 @@ def _read_text(file: RawFile, index: int, stream: BinaryIO, position: Callable[[
     if file.format in DELIMITERS:
         for rows, row_lines in read_delimited(stream, DELIMITERS[file.format], file.path):
             yield ListedRows(file=index, read=position(), values=tuple(rows), lines=tuple(row_lines))
-    elif file.format == "json" and holds_array(stream):
+    elif holds_array(stream, lines=file.format == "jsonl"):
         for texts, text_lines in split_array(stream, file.path):
             yield JsonTexts(file=index, read=position(), texts=tuple(texts), lines=tuple(text_lines))
     else:

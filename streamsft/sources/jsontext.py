@@ -19,10 +19,27 @@ _TAIL = 16  # an error this close to the end of the buffer may only mean that th
 _NUMBER_GOES_ON = 3  # of `1e+`, what was read so far, the `1` alone is a value too
 
 
-def holds_array(stream: BinaryIO) -> bool:
-    """True if the JSON text of a buffered stream starts with ``[``. Nothing is consumed."""
+def holds_array(stream: BinaryIO, *, lines: bool = False) -> bool:
+    """True if a buffered stream holds one JSON array. Nothing is consumed.
+
+    Args:
+        stream: at its start.
+        lines: it is called JSON Lines: an array must begin with an object, and not be a line with others behind it.
+    """
     head: bytes = stream.peek(4096)  # type: ignore[attr-defined]
-    return head.removeprefix(_BOM).lstrip()[:1] == b"["
+    text = head.removeprefix(_BOM).lstrip()
+    if text[:1] != b"[" or not lines:
+        return text[:1] == b"["
+    first, _, behind = text.partition(b"\n")
+    return text[1:].lstrip()[:1] in (b"{", b"]", b"") and not (behind.strip() and _is_json(first))
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def split_lines(stream: BinaryIO, where: str) -> Iterator[tuple[bytes, int]]:

@@ -76,7 +76,7 @@ def read_unit(file: RawFile, unit: Unit, position: Any) -> Iterator[RawRow]:
             with open_bytes(file.path, file.compression) as (stream, _):
                 if file.format in DELIMITERS:
                     yield from _delimited(file, unit, stream, _checked(file, position, 1))
-                elif file.format == "json" and holds_array(stream):
+                elif holds_array(stream, lines=file.format == "jsonl"):
                     yield from _array(file, unit, stream, _checked(file, position, 3))
                 else:
                     yield from _lines(file, unit, stream, _checked(file, position, 3))

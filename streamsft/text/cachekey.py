@@ -18,7 +18,7 @@ __all__ = ["CODE_VERSION", "cache_key", "default_cache_dir", "find_cached"]
 logger = logging.getLogger("streamsft")
 
 #: Raised whenever streamsft would make other tokens, masks or rejections of the same input.
-CODE_VERSION = 1
+CODE_VERSION = 2
 
 
 def cache_key(content: list[Any], encoder: str, *, format: str | None, columns: Mapping[str, str] | None) -> str:  # noqa: A002

@@ -117,6 +117,17 @@ class TestJsonArray:
         lines = written(tmp_path, "l.json", LINES)
         assert values_of(array) == values_of(lines) == ROWS
 
+    def test_an_array_under_the_name_of_lines_is_read_as_one(self, tmp_path: Path) -> None:
+        for name, indent in (("a.jsonl", 2), ("b.ndjson", None)):
+            assert values_of(written(tmp_path, name, json.dumps(ROWS, indent=indent))) == ROWS
+        assert values_of(written(tmp_path, "c.jsonl", "[]\n")) == []
+
+    @pytest.mark.parametrize("first", ["[]", "[1, 2]", "[1, 2", '[{"a": 1}]', "[[1]]"])
+    def test_a_first_line_that_is_an_array_costs_itself_alone(self, tmp_path: Path, first: str) -> None:
+        bad, row = values_of(written(tmp_path, "x.jsonl", f'{first}\n{{"a": 2}}\n'))
+        assert isinstance(bad, BadRow)
+        assert row == {"a": 2}
+
     def test_lines_of_elements_are_known(self, tmp_path: Path) -> None:
         path = written(tmp_path, "a.json", b'\xef\xbb\xbf\r\n[\r\n{"a":\n1},\n\n{"a": NaN}, {"a": 3}\n]\n\n')
         first, bad, last = rows_of(path)

@@ -60,6 +60,12 @@ class TestUnitsAndPositions:
         assert rows[1].value.place == "000.jsonl:3"
         assert reader.where(2**32 + 1) == "001.jsonl:1"
 
+    @pytest.mark.parametrize("lanes", [1, 8])
+    def test_an_array_under_the_name_of_lines_is_read_as_one(self, tmp_path: Path, lanes: int) -> None:
+        folder = written(tmp_path / "data", "jsonl", [13])
+        (folder / "000.jsonl").write_bytes(FORMATS["json"](rows_of(0, 13)))
+        check_reader(lambda: ShardFiles(folder), lanes, rows_of(0, 13))
+
     def test_files_of_several_formats(self, tmp_path: Path) -> None:
         paths = []
         for number, kind in enumerate(FORMATS):
