@@ -253,13 +253,14 @@ def _has(format: str, row: Row) -> bool:  # noqa: A002
 
 
 def _first(row: Row, names: Sequence[str]) -> str:
-    return next((name for name in names if row.get(name) is not None), names[0])
+    """The first of `names` that has a value, else the first that is there at all."""
+    return next((name for name in names if row.get(name) is not None), next(filter(row.__contains__, names), names[0]))
 
 
 def _list(row: Row, column: str) -> list[Any]:
     value = row.get(column)
     if value is None:
-        raise RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row))}")
+        raise _missing(row, column)
     if not isinstance(value, (list, tuple)):
         raise RowRejected("bad_content", f"{column} is a {type(value).__name__}, not a list of messages")
     return list(value)
@@ -272,10 +273,16 @@ def _optional_list(row: Row, column: str) -> list[Any]:
 def _text(row: Row, column: str) -> str:
     value = row.get(column)
     if value is None:
-        raise RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row))}")
+        raise _missing(row, column)
     if not isinstance(value, str):
         raise RowRejected("bad_content", f"{column} is a {type(value).__name__}, not a text")
     return value
+
+
+def _missing(row: Row, column: str) -> RowRejected:
+    if column in row:
+        return RowRejected("missing_column", f"column {column!r} is null")
+    return RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row))}")
 
 
 def _user(content: object) -> dict[str, Any]:

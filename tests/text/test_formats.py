@@ -200,6 +200,23 @@ def test_verdict_on_a_row(row: Any, format_: str, verdict: str) -> None:
     assert reason(row, format_) == verdict
 
 
+@pytest.mark.parametrize(
+    ("row", "format_", "says"),
+    [
+        ({"question": None, "answer": "a"}, "question_answer", "column 'question' is null"),
+        ({"answer": "a"}, "question_answer", "no column 'question'; the row has answer"),
+        ({"messages": None}, "messages", "column 'messages' is null"),
+        ({"conversations": None}, "messages", "column 'conversations' is null"),
+        ({"id": 1}, "messages", "no column 'messages'; the row has id"),
+        ({"instruction": "i", "response": None}, "alpaca", "column 'response' is null"),
+    ],
+)
+def test_a_null_column_is_told_from_a_missing_one(row: Any, format_: str, says: str) -> None:
+    with pytest.raises(RowRejected) as caught:
+        parser(format_)(row)
+    assert caught.value.detail == says
+
+
 def test_the_system_column_comes_first_and_only_once() -> None:
     row = {"question": "q", "answer": "a", "system": "be brief"}
     conversation = parser("question_answer")(row)
