@@ -22,7 +22,7 @@ def lane_states(stage: Loader | LaneDataset[Any]) -> tuple[Plan, dict[int, LaneS
         lanes = {int(number): lane for number, lane in state["lanes"].items()}
     else:
         plan = stage.plan(stage.shard.count)
-        lanes = {stage.shard.index: state["position"]}
+        lanes = {stage.shard.index: state["position"]["lane"]}
     return plan, {number: LaneState.from_json(lane, plan, f"lane {number}") for number, lane in lanes.items()}
 
 
@@ -46,7 +46,7 @@ def _passes(stage: Any) -> Sequence[tuple[str, int]]:
     for lane, state in lanes.items():
         for at, leaf in enumerate(plan.leaves):
             if leaf.streams:
-                found.append((leaf.name, state.feeds[plan.streaming.index(at)].pass_index))
+                found.append((leaf.name, state.feeds[at].pass_index))
             else:
                 found.append((leaf.name, (state.drawn[at] * plan.lanes + lane) // leaf.rows))
     return found

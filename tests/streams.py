@@ -50,12 +50,13 @@ class Shards:
 
     def rows(self, name: str, seed: int) -> list[list[Row]]:
         flat = [length for shard in self.lengths for length in shard]
-        source = random_rows(name, seed + self.version, flat)
+        source = random_rows(name, seed, flat)
         rows: list[Row] = []
         for at, (ids, mask) in enumerate(zip(source.ids, source.masks, strict=True)):
             labelled = [0, *[1] * (len(mask) - 1)] if self.plain else mask.astype(int).tolist()
             left_out = at and self.refused and derive_key(seed, name, "refused", at) % self.refused == 0
-            rows.append((ids.tolist(), labelled, ("too_dull", "too_odd")[at % 2] if left_out else ""))
+            tokens = [int(ids[0]), *(ids[1:] + 10**6 * self.version).tolist()]
+            rows.append((tokens, labelled, ("too_dull", "too_odd")[at % 2] if left_out else ""))
         ends = [sum(map(len, self.lengths[:number])) for number in range(len(self.lengths) + 1)]
         return [rows[start:stop] for start, stop in pairwise(ends)]
 

@@ -193,12 +193,12 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
         plan = self.plan(shard.count)
         if plan.scheduled:
             raise ConfigError(f"{self.name}: weights by step need a Loader, which counts steps")
-        state = None if position is None else LaneState.from_json(position, plan, self.name)
+        state = None if position is None else LaneState.from_json(position.get("lane"), plan, self.name)
         self._lane = Lane(plan, shard.index, state)
 
     def _position(self) -> dict[str, Any]:
         assert self._lane is not None
-        return self._lane.state.to_json()
+        return {"lane": self._lane.state.to_json()}
 
     def _items(self) -> Iterator[T]:
         lane = self._lane

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -27,7 +27,7 @@ class LaneState:
         due: due time of each source at its start.
         drawn: draws of each source before it.
         emitted: packs of the open window that were given out; less than the window holds.
-        feeds: where each streaming source stands at the window's start, in the order of names.
+        feeds: where each streaming source stands at the window's start, by its number in the mix.
         basis: step whose weights `due` is measured by, if weights change with the step.
         opened: step that the open window's first pack was given to, whose weights it was drawn by; 0 before that.
         before_edit: whether the open window was begun under the mix that the last edit replaced.
@@ -37,58 +37,51 @@ class LaneState:
     due: tuple[int, ...]
     drawn: tuple[int, ...]
     emitted: int
-    feeds: tuple[FeedState, ...] = ()
+    feeds: Mapping[int, FeedState] = field(default_factory=dict)
     basis: int = 0
     opened: int = 0
     before_edit: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """The state as plain JSON values."""
-        state: dict[str, Any] = {
-            "window": self.window,
-            "due": list(self.due),
-            "drawn": list(self.drawn),
-            "emitted": self.emitted,
-        }
-        if self.feeds:
-            state["feeds"] = [list(feed) for feed in self.feeds]
-        if self.basis or self.opened:
-            state["steps"] = [self.basis, self.opened]
+    def to_json(self) -> list[Any]:
+        """The state as plain JSON values, short because there may be hundreds of lanes and sources.
+
+        ``[window, emitted, sources]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
+        that; then, if there is more to say, ``{"steps": [basis, opened], "before_edit": true}``.
+        """
+        sources: list[list[Any]] = [[due, drawn] for due, drawn in zip(self.due, self.drawn, strict=True)]
+        for at, feed in self.feeds.items():
+            sources[at] += feed
+        more: dict[str, Any] = {"steps": [self.basis, self.opened]} if self.basis or self.opened else {}
         if self.before_edit:
-            state["before_edit"] = True
-        return state
+            more["before_edit"] = True
+        return [self.window, self.emitted, sources, *([more] if more else [])]
 
     @classmethod
     def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
         """Read what `to_json` wrote for a lane of `plan`.
 
         Raises:
-            StateError: a field is missing, not one per source, or no number >= 0.
+            StateError: a part is missing or one too many, or no number >= 0.
         """
         try:
-            window, emitted = value["window"], value["emitted"]
-            due, drawn = tuple(value["due"]), tuple(value["drawn"])
-            feeds = tuple(FeedState(*feed) for feed in value.get("feeds", ()))
-            basis, opened = value.get("steps", (0, 0))
-            before_edit = bool(value.get("before_edit", False))
-        except (KeyError, TypeError, ValueError) as error:
+            window, emitted, sources, more = (*value, {}) if len(value) == 3 else value
+            due, drawn = tuple(source[0] for source in sources), tuple(source[1] for source in sources)
+            feeds = {at: FeedState(*source[2:]) for at, source in enumerate(sources) if len(source) > 2}
+            basis, opened = more.get("steps", (0, 0))
+            before_edit = more.get("before_edit", False)
+            unknown = more.keys() - {"steps", "before_edit"}
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        sources = len(plan.leaves)
-        if unknown := set(value) - _FIELDS:
-            raise StateError(f"{where}: has unknown fields {', '.join(sorted(map(str, unknown)))}")
-        if len(due) != sources or len(drawn) != sources or len(feeds) != len(plan.streaming):
+        if unknown or not isinstance(before_edit, bool):
+            raise StateError(f"{where}: holds {more!r}, which is unknown here")
+        if len(due) != len(plan.leaves) or list(feeds) != plan.streaming:
             raise StateError(
-                f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are {sources} and "
-                f"{len(plan.streaming)}"
+                f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are "
+                f"{len(plan.leaves)} and {len(plan.streaming)}"
             )
-        numbers = [
-            window,
-            emitted,
-            *due,
-            *drawn,
-            *(n for feed in feeds for n in (feed.pass_index, feed.shard, feed.taken)),
-        ]
-        if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
+        places = [number for feed in feeds.values() for number in (feed.pass_index, feed.shard, feed.taken)]
+        numbers = [window, emitted, basis, opened, *due, *drawn, *places]
+        if not all(type(number) is int and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
         return cls(
             window=window,
@@ -110,7 +103,7 @@ class LaneState:
             due=tuple(plan.first_due(lane, 0).tolist()),
             drawn=(0,) * sources,
             emitted=0,
-            feeds=(FeedState(),) * len(plan.streaming),
+            feeds={at: FeedState() for at in plan.streaming},
         )
 
     def moved(self, before: Plan, after: Plan, lane: int) -> LaneState:
@@ -118,9 +111,9 @@ class LaneState:
 
         Sources that both have go on where they stand, their waits measured by the new weights. Others start.
         """
-        start = LaneState.start(after, lane)
+        due, drawn = after.first_due(lane, self.basis).tolist(), [0] * len(after.leaves)
+        feeds = {at: FeedState() for at in after.streaming}
         old, new = before.schedule(self.basis).stride.tolist(), after.schedule(self.basis).stride.tolist()
-        due, drawn, feeds = list(start.due), list(start.drawn), list(start.feeds)
         for at, leaf in enumerate(after.leaves):
             known = before.same(leaf)
             if known is None:
@@ -129,11 +122,15 @@ class LaneState:
             if old[known] and new[at]:
                 due[at] = self.due[known] * new[at] // old[known]
             if leaf.streams:
-                feeds[after.streaming.index(at)] = self.feeds[before.streaming.index(known)]
-        return replace(self, due=tuple(due), drawn=tuple(drawn), feeds=tuple(feeds), before_edit=False)
-
-
-_FIELDS = {"window", "due", "drawn", "emitted", "feeds", "steps", "before_edit"}
+                feeds[at] = self.feeds[known]
+        return LaneState(
+            window=self.window,
+            due=tuple(due),
+            drawn=tuple(drawn),
+            emitted=0,
+            feeds=feeds,
+            basis=self.basis if after.scheduled else 0,
+        )
 
 
 @final
@@ -199,14 +196,16 @@ class Lane:
 
     def _open_feeds(self) -> None:
         """Stand in the streaming sources of the plan where the state says, unless the lane does already."""
-        opened = self.plan.feeds(self.number, self._state.drawn, self._state.feeds)
-        for at, feed in opened.items():
-            self._feeds.setdefault(self.plan.numbers[at], feed)
+        for at, state in self._state.feeds.items():
+            number = self.plan.numbers[at]
+            if number not in self._feeds:
+                self._feeds[number] = self.plan.feed(at, self.number, self._state.drawn[at], state)
 
     def _change_mix(self) -> None:
         """At a window's border, go over to the plan that an edit has set."""
         if self.plan is not self._next and not self._state.emitted:
             self._state = self._state.moved(self.plan, self._next, self.number)
+            self._opened = 0
             self.plan = self._next
             self._open_feeds()
 
@@ -246,7 +245,7 @@ class Lane:
             due=tuple(window.due.tolist()),
             drawn=drawn,
             emitted=0,
-            feeds=tuple(feed.state(drawn[at]) for at, feed in self._streaming().items()),
+            feeds={at: feed.state(drawn[at]) for at, feed in self._streaming().items()},
             basis=self._opened,
             before_edit=self._state.before_edit,
         )

@@ -55,6 +55,20 @@ class Leaf:
         return self.source.name
 
     @property
+    def order(self) -> str:
+        """What its order depends on beside seed and contents; "" for rows that are shuffled over a whole pass."""
+        if isinstance(self.source, StreamingSource):
+            source = self.source
+            blocks = f"blocks of {source.shuffle_window} rows, {source.block_bytes} bytes"
+            return blocks if source.shuffle else f"none, {blocks}"
+        return "" if self.shuffle else "none"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Contents and order: where both are equal, a position means the same."""
+        return self.source.fingerprint, self.order
+
+    @property
     def streams(self) -> bool:
         """Whether the source is read in order rather than by index."""
         return isinstance(self.source, StreamingSource)

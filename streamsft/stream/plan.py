@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -88,9 +88,9 @@ class Plan:
         return self.schedule(step).phases(self.seed, self.names, lane, costs)
 
     def same(self, leaf: Leaf) -> int | None:
-        """Number of the leaf that has the name and contents of `leaf`, which is another plan's; None without one."""
+        """Number of the leaf with the name, contents and order of `leaf`, which is another plan's; None without one."""
         at = self.names.index(leaf.name) if leaf.name in self.names else None
-        return at if at is not None and self.leaves[at].source.fingerprint == leaf.source.fingerprint else None
+        return at if at is not None and self.leaves[at].identity == leaf.identity else None
 
     def _usual_length(self, leaf: Leaf) -> int:
         """Tokens that a draw takes or so: how far apart lanes should start."""
@@ -100,26 +100,17 @@ class Plan:
         lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
         return max(1, int(np.minimum(lengths, limit or _LONGEST).sum(dtype=np.int64)) // len(lengths))
 
-    def feeds(self, lane: int, drawn: Sequence[int], states: Sequence[FeedState] | None = None) -> Feeds:
-        """Cursors over the streaming sources of `lane`, by leaf number.
-
-        Args:
-            lane: which lane.
-            drawn: draws of every source that lie behind.
-            states: where each streaming source stands, in the order of leaves; None at their starts.
-        """
-        return {
-            at: Feed(
-                self.leaves[at].streamed,
-                seed=self.seed,
-                lane=lane,
-                lanes=self.lanes,
-                packing=self.packing,
-                number=drawn[at],
-                state=states[place] if states else None,
-            )
-            for place, at in enumerate(self.streaming)
-        }
+    def feed(self, at: int, lane: int, drawn: int, state: FeedState) -> Feed:
+        """A cursor over streaming source `at` on `lane`, behind `drawn` draws, at `state`."""
+        return Feed(
+            self.leaves[at].streamed,
+            seed=self.seed,
+            lane=lane,
+            lanes=self.lanes,
+            packing=self.packing,
+            number=drawn,
+            state=state,
+        )
 
     def window(
         self, lane: int, number: int, due: Ints, drawn: Ints, feeds: Feeds | None = None, step: int = 0

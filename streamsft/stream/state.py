@@ -17,10 +17,11 @@ __all__ = [
     "checked_step",
     "describe_plan",
     "differences",
+    "is_before_edit",
     "merged",
 ]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Raised when the meaning of a state, or the order of a stream, changes."""
 
 _DIGEST = 12  # hex digits of a source's fingerprint kept in state: 48 bits tell changed contents apart
@@ -30,8 +31,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     """What defines the order of a plan, as JSON: a state is loaded only where this is the same."""
     sources: dict[str, list[Any]] = {}
     for leaf in plan.leaves:
-        entry: list[Any] = [leaf.source.fingerprint[:_DIGEST], leaf.share]
-        sources[leaf.name] = entry if leaf.shuffle else [*entry, "none"]
+        contents, order = leaf.identity
+        sources[leaf.name] = [contents[:_DIGEST], leaf.share, *([order] if order else [])]
     packing: Mapping[str, Any] = plan.packing.describe() if plan.packing else {"window": plan.draws}
     mixed: dict[str, Any] = {"unit": plan.mixture.unit}
     if plan.scheduled:
@@ -104,13 +105,30 @@ def begun_before_edit(lanes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StateError: the edit before this one has not come into force on every lane.
     """
-    waiting = [number for number, lane in lanes.items() if lane.get("before_edit")]
+    waiting = [number for number, lane in lanes.items() if is_before_edit(lane)]
     if waiting:
         raise StateError(
             f"the last edit of the mix is not in force on lane {', '.join(waiting)} yet; train on with it until the "
             "open windows are finished, then edit again"
         )
-    return {number: {**lane, "before_edit": True} for number, lane in lanes.items()}
+    return {number: _marked(lane) for number, lane in lanes.items()}
+
+
+def is_before_edit(lane: Any) -> bool:
+    """Whether a lane's JSON state stands under the mix that the last edit replaced."""
+    return _is_more(lane) and bool(lane[3].get("before_edit"))
+
+
+def _is_more(lane: Any) -> bool:
+    """Whether a lane says more than where it stands; see `LaneState.to_json`."""
+    return isinstance(lane, list) and len(lane) == 4 and isinstance(lane[3], Mapping)
+
+
+def _marked(lane: Any) -> Any:
+    """The lane as one that stands under the mix before an edit; as it is if it is damaged, to be refused later."""
+    if _is_more(lane):
+        return [*lane[:3], {**lane[3], "before_edit": True}]
+    return [*lane, {"before_edit": True}] if isinstance(lane, list) else lane
 
 
 def checked_step(state: Mapping[str, Any]) -> int:
@@ -132,7 +150,7 @@ def checked_lanes(state: Mapping[str, Any], count: int) -> dict[str, Any]:
         StateError: a lane is missing, or there is one too many; names it.
     """
     lanes = state["lanes"]
-    if not isinstance(lanes, Mapping) or not all(isinstance(lane, Mapping) for lane in lanes.values()):
+    if not isinstance(lanes, Mapping):
         raise StateError(f"the state's lanes are {lanes!r}, not an object of lanes by number")
     expected = {str(number) for number in range(count)}
     if missing := sorted(expected - set(lanes), key=int):

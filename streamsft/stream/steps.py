@@ -15,6 +15,7 @@ from streamsft.errors import ConfigError, StateError
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
+from streamsft.stream.state import is_before_edit
 from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology", "checked_stretches"]
@@ -169,7 +170,7 @@ class Mixes:
         Raises:
             StateError: it belongs to the mix before the edit, which is not at hand.
         """
-        if not (isinstance(state, Mapping) and state.get("before_edit")):
+        if not is_before_edit(state):
             return self.plan
         if self.before is None:
             raise StateError("the state has open windows of the mix before an edit: load it with that mix as `before`")
@@ -191,11 +192,18 @@ class StepPlanner:
         self.topology = topology
         self.step = step
         self._mixes = mixes
-        self._lanes = {number: Lane(mixes.plan, number, lanes.get(number), mixes.before) for number in topology.owned}
+        self._states = lanes
+        self._lanes: dict[int, Lane] = {}
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
         self.step += 1
+
+    def _lane(self, number: int) -> Lane:
+        """A lane, opened when it is first drawn from: those of the other workers are not this one's to read."""
+        if number not in self._lanes:
+            self._lanes[number] = Lane(self._mixes.plan, number, self._states.get(number), self._mixes.before)
+        return self._lanes[number]
 
     def read(self, number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
         """Ids (int32[n] each) and masks (bool[n] each) of rows `stored` of a source in the last step planned."""
@@ -220,7 +228,7 @@ class StepPlanner:
         for place, number in enumerate(topology.group(self.step - 1)):
             start, stop = topology.share(place)
             if start < stop:
-                taken = self._lanes[number].take(topology.global_batch_size // topology.lanes_per_step, self.step)
+                taken = self._lane(number).take(topology.global_batch_size // topology.lanes_per_step, self.step)
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         documents = Documents.join(parts)

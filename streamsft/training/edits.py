@@ -10,6 +10,7 @@ from streamsft.comm import Comm, agreeing
 from streamsft.errors import RunError
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.state import is_before_edit
 from streamsft.training.checkpoint import StoredCheckpoint
 
 __all__ = ["MIX_FILE", "Rebuild", "describe_edit", "edit_record", "resume_loader", "saved_mixes"]
@@ -63,7 +64,7 @@ def saved_mixes(
 
 def _is_open(state: Mapping[str, Any]) -> bool:
     """Whether a lane still has a window of the mix before an edit open."""
-    return any(lane.get("before_edit") for lane in state["lanes"].values())
+    return any(is_before_edit(lane) for lane in state["lanes"].values())
 
 
 def resume_loader(

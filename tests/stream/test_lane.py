@@ -17,7 +17,7 @@ from tests import laws
 from tests.fakes import source
 from tests.mixes import Mix, mixes
 
-STATE = {"window": 3, "due": [5, 0], "drawn": [7, 9], "emitted": 2}
+STATE = [3, 2, [[5, 7], [0, 9]]]
 
 
 def _two_sources() -> Plan:
@@ -73,9 +73,10 @@ def test_more_packs_given_out_than_the_window_holds_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, [], {}, {**STATE, "more": 1}, {**STATE, "due": [5]}, {**STATE, "drawn": [7, 9, 1]}, {**STATE, "due": 5},
-     {**STATE, "due": "12"}, {**STATE, "window": 1.0}, {**STATE, "window": True}, {**STATE, "emitted": -1},
-     {**STATE, "drawn": [7, None]}, {key: STATE[key] for key in ("window", "due", "drawn")}],
+    [None, [], {}, "123", [3, 2], [*STATE, {"more": 1}], [*STATE, {}, {}], [*STATE, {"before_edit": 1}],
+     [3, 2, [[5, 7]]], [3, 2, [[5, 7], [0, 9], [1, 1]]], [3, 2, [[5], [0]]], [3, 2, 5], [3, 2, ["12", "34"]],
+     [3.0, 2, STATE[2]], [True, 2, STATE[2]], [3, -1, STATE[2]], [3, 2, [[5, 7], [0, None]]],
+     [3, 2, [[5, 7], [0, 9, 0, 0, None, 0]]], [*STATE, {"steps": [1]}], [*STATE, {"steps": [1, -1]}]],
 )  # fmt: skip
 def test_damaged_state_is_refused_by_the_lane_it_is_for(value: Any) -> None:
     with pytest.raises(StateError, match="lane 4: "):

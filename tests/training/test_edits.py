@@ -27,6 +27,6 @@ def test_an_edit_is_noted_by_what_changed() -> None:
 
 def test_the_mix_before_is_kept_while_a_window_of_it_is_open() -> None:
     new, old = {"name": "new"}, {"name": "old"}
-    open_state = {"lanes": {"0": {"before_edit": True}, "1": {}}}
+    open_state = {"lanes": {"0": [0, 1, [], {"before_edit": True}], "1": [0, 1, []]}}
     assert saved_mixes(open_state, new, old) == {"mix": new, "before": old}
-    assert saved_mixes({"lanes": {"0": {}, "1": {}}}, new, old) == {"mix": new, "before": None}
+    assert saved_mixes({"lanes": {"0": [1, 0, []], "1": [1, 0, []]}}, new, old) == {"mix": new, "before": None}
