@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
 
 from rich.console import Console
 
@@ -10,12 +12,19 @@ from streamsft.build_sources import Transforms, check_transforms, drawn_sources
 from streamsft.commands.console import make_console
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
 from streamsft.encoders import Encoders
-from streamsft.errors import ConfigError, StreamsftError
+from streamsft.errors import ConfigError, EmptySourceError, StreamsftError
 from streamsft.sources.files import RawFiles
+from streamsft.sources.rawrows import BadRow
 from streamsft.sources.store import TokenStore
+from streamsft.text.conversation import RowRejected
+from streamsft.text.formats import parser
+from streamsft.text.jobs import decode_columns
 from streamsft.text.tokenizing import detect_source_format
 
 __all__ = ["validate"]
+
+_PROBED = 64
+"""Chunks that are looked through for a row that can be used: about 16 MiB of text."""
 
 
 def validate(
@@ -28,7 +37,8 @@ def validate(
 ) -> Config:
     """Check a config, and that its files, stores and tokenizer are there and fit together.
 
-    Local files are listed and their first rows read for their format; datasets of the hub are not looked up.
+    Local files are listed and their first rows read, up to one that can be used; datasets of the hub are not
+    looked up.
 
     Args:
         config: a file, a mapping, or a `Config`.
@@ -74,6 +84,34 @@ def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: b
     if source.path is None:
         return f"{source.hub} on the hub, not looked up{streamed}"
     files = RawFiles(source.path)
-    made_by = "a transform" if transformed else source.format or detect_source_format(files, name, source.columns or {})
+    columns = source.columns or {}
+    if transformed:
+        made_by = "a transform"
+        _probe(files, lambda row: None)
+    else:
+        made_by = source.format or detect_source_format(files, name, columns)
+        parse = parser(made_by, columns)
+        _probe(files, lambda row: parse(decode_columns(row, columns)))
     count = f"{len(files.files)} files" if len(files.files) > 1 else "1 file"
     return f"{count}, {files.size:,} bytes, {made_by}{streamed}"
+
+
+def _probe(files: RawFiles, parse: Callable[[dict[str, Any]], object]) -> None:
+    """Raises EmptySourceError if none of the first rows can be used."""
+    rows, first = 0, ""
+    for chunk in islice(files.chunks(), _PROBED):
+        for index, row in enumerate(chunk.rows()):
+            rows += 1
+            try:
+                if not isinstance(row.value, BadRow):
+                    parse(row.value)
+                    return
+                reason = f"{row.value.reason}: {row.value.detail}"
+            except RowRejected as rejection:
+                reason = str(rejection)
+            place = chunk.first_row + index if row.line is None else row.line
+            first = first or f"{files.files[chunk.file]}:{place}: {reason}"
+    if not rows:
+        others = f" and {len(files.files) - 1} more files" if len(files.files) > 1 else ""
+        raise EmptySourceError(f"{files.files[0]}{others}: there are no rows")
+    raise EmptySourceError(f"none of the {rows:,} rows looked at can be used; the first: {first}")

@@ -165,6 +165,46 @@ def test_validate_tells_all_sources_that_cannot_be_used(tmp_path: Path) -> None:
     assert "units: no/such/units.json: no such file" in str(error.value)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("u.jsonl", b"", "u.jsonl: there are no rows"),
+        ("u.jsonl", b"\n  \n\n", "u.jsonl: there are no rows"),
+        ("u.json", b"[]", "u.json: there are no rows"),
+        ("u.csv", b"question,answer\n", "u.csv: there are no rows"),
+        ("u.csv", "question,answer\nwo?,M\xfcnchen\n".encode("latin-1"), "u.csv:2: bad_row: not UTF-8"),
+        (
+            "u.jsonl",
+            '{"question": "wo?", "answer": "K\xf6ln"}'.encode("latin-1"),
+            "u.jsonl:1: bad_row: not UTF-8 at byte ",
+        ),
+        ("u.jsonl", b'\n{"question":\n{"answer"', "u.jsonl:2: bad_row: malformed JSON"),
+        ("u.jsonl", b'{"question": null, "answer": "a"}', "u.jsonl:1: missing_column: column 'question' is null"),
+    ],
+)
+def test_validate_refuses_a_source_without_a_row_that_can_be_used(
+    tmp_path: Path, name: str, content: bytes, says: str, streaming: bool
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    config = small_config(tmp_path)
+    config["mix"]["sources"]["units"] = {"path": str(tmp_path / name), "streaming": streaming, "weight": 1}
+    with pytest.raises(ConfigError, match="1 of 3 sources cannot be used") as error:
+        validate(config, console=plain())
+    assert "\n  units: " in str(error.value)
+    assert says in str(error.value)
+
+
+def test_validate_takes_a_source_whose_first_rows_alone_are_bad(tmp_path: Path) -> None:
+    (tmp_path / "u.jsonl").write_bytes(b'{bad\n{"question": null, "answer": "a"}\n{"question": "q", "answer": "a"}\n')
+    config = small_config(tmp_path)
+    config["mix"]["sources"]["units"] = {"path": str(tmp_path / "u.jsonl"), "weight": 1}
+    validate(config, console=plain())
+    (tmp_path / "u.jsonl").write_bytes(b"{bad\n")
+    with pytest.raises(ConfigError, match=r"none of the 1 rows looked at can be used; the first: u\.jsonl:1: bad_row"):
+        validate(config, transforms={"units": dict}, console=plain())
+
+
 @pytest.mark.parametrize("command", [validate, tokenize, preview])
 def test_every_command_takes_overrides(tmp_path: Path, command: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="stepz: unknown key; did you mean 'steps'"):
