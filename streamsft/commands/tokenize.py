@@ -34,6 +34,8 @@ def tokenize(
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``, or to None to leave it out.
+            The cache knows it by its source text and what it uses of its own module, or by its `version` attribute
+            alone: raise that when code of other modules that it calls changes.
         processes: processes that tokenize; by default one per core.
         verify: read the stores whole and compare their checksums.
         console: where to print; standard output by default.

@@ -43,6 +43,8 @@ def train(
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``, or to None to leave it out.
+            The cache knows it by its source text and what it uses of its own module, or by its `version` attribute
+            alone: raise that when code of other modules that it calls changes.
         metrics: numbers to take of each sample.
         fresh: move an earlier run aside and start at step 1.
         accept_changes: go on although sources were added, removed, changed or weighted otherwise since the checkpoint.

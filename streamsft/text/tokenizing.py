@@ -62,7 +62,9 @@ def tokenize(
         chat: renders and encodes conversations.
         name: the source's name.
         transform: used instead of `chat`: a function from a row (a dict) to a mapping with ``input_ids`` and
-            ``loss_mask``, or to None to leave it out. Its source text or `version` attribute enters the cache key.
+            ``loss_mask``, or to None to leave it out. The cache knows it by its source text and
+            what it uses of its own module, or by its `version` attribute alone: raise that when code of other modules
+            that it calls changes. See `streamsft.text.identity`.
         format: one of `FORMATS`; detected from the first rows by default.
         columns: from a name in the format to the file's own name of that column.
         cache_dir: folder of the cache, by default `default_cache_dir`; False keeps the store in memory.
