@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft import errors
-from streamsft.errors import MetricError, StreamsftError
+from streamsft.errors import DataError, MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
@@ -186,8 +186,12 @@ def _header(value: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list[Bools]]:
-    """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views."""
+def read_documents(names: Sequence[str], read: Read, documents: Documents) -> tuple[list[Int32s], list[Bools]]:
+    """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views.
+
+    Raises:
+        DataError: a source gave another number of tokens than its lengths say; names the source and the row.
+    """
     order = np.argsort(documents.source, kind="stable")
     counts = np.bincount(documents.source)
     ids: list[Int32s] = []
@@ -202,6 +206,15 @@ def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list
         places = np.argsort(order, kind="stable").tolist()
         ids, masks = [ids[place] for place in places], [masks[place] for place in places]
     read_lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    promised = documents.start + documents.length + documents.cut
+    wrong = (read_lengths < promised) | (read_lengths != np.fromiter(map(len, masks), np.int64, len(ids)))
+    if wrong.any() or len(ids) != len(documents.source):
+        at = int(np.argmax(wrong))
+        raise DataError(
+            f"source {names[int(documents.source[at])]!r}, row {documents.row[at]}: read() gave {len(ids[at])} ids and "
+            f"{len(masks[at])} mask entries where lengths says {promised[at]}; the members of a source must agree, and "
+            "its contents must not change"
+        )
     for place in np.flatnonzero(read_lengths != documents.length).tolist():
         part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
         ids[place] = ids[place][part]
@@ -211,7 +224,7 @@ def read_documents(read: Read, documents: Documents) -> tuple[list[Int32s], list
 
 def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
     """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
-    ids, masks = read_documents(read, documents)
+    ids, masks = read_documents(names, read, documents)
     rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
     return [
@@ -236,7 +249,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
     documents = step.documents
-    ids, masks = read_documents(read, documents)
+    ids, masks = read_documents(names, read, documents)
     labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False

@@ -246,3 +246,20 @@ def test_printed_it_is_the_tree_of_the_pipeline() -> None:
     assert lines[1].startswith("└── packer  12 slots, best-fit over 7 draws")
     assert "read by a background thread" in str(_loader(background=True).info)
     assert "read by 3 workers" in str(_loader(workers=3).info)
+
+
+class Liar(ListSource):
+    """Gives a token less than it promises of its row 3."""
+
+    def read(self, index: Any) -> Any:
+        ids, masks = super().read(index)
+        return [i[:-1] if r == 3 else i for r, i in zip(index.tolist(), ids, strict=True)], masks
+
+
+def test_source_whose_rows_are_not_of_the_length_it_says_is_named() -> None:
+    liar = Liar("own", [([row, 1, 2, 3, 4], [0, 1, 1, 1, 1]) for row in range(5)])
+    loader = Loader(Packer(liar, 16), global_batch_size=2)
+    with pytest.raises(
+        DataError, match=r"source 'own', row 3: read\(\) gave 4 ids and 5 mask entries where lengths says 5"
+    ):
+        list(islice(loader, 9))
