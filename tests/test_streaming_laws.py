@@ -38,10 +38,9 @@ def test_resumes_exactly(make: Make, mix: StreamedMix, segments: list[int]) -> N
 
 @stages
 @settings(max_examples=4)
-@given(mix=streamed_mixes())
-def test_survives_pickling_before_it_is_used(make: Make, mix: StreamedMix) -> None:
-    """Between two items a reader has files open: there the state is what moves."""
-    laws.spawn_safe(lambda: make(mix), 0)
+@given(mix=streamed_mixes(), steps=st.integers(1, 12))
+def test_survives_pickling_with_its_position(make: Make, mix: StreamedMix, steps: int) -> None:
+    laws.spawn_safe(lambda: make(mix), steps)
 
 
 @stages

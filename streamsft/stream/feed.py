@@ -111,6 +111,10 @@ class Feed:
                     "taken; the data has changed since the state was saved"
                 )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the unit that is being read, which is opened again where reading stands."""
+        return {**self.__dict__, "_rest": None}
+
     def rows(self, numbers: Sequence[int]) -> list[FedRow]:
         """Accepted rows `numbers`, none of them dropped yet, reading on as far as the last."""
         stop = max(numbers, default=-1) + 1

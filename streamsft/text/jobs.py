@@ -212,11 +212,12 @@ def tokens_of(row: Any, what: str) -> Encoded:
             f"{what} flat integer input_ids and a loss_mask of the same length, not "
             f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
         )
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= np.iinfo(np.int32).max:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < 1 << 31:
         raise DataError(f"{what} input_ids that fit int32, not token ids from {ids.min()} to {ids.max()}")
-    if not np.isin(mask, (0, 1)).all():
+    supervised = mask == 1
+    if mask.dtype != np.bool_ and not (supervised | (mask == 0)).all():
         raise DataError(f"{what} a loss_mask with no other values than 0, 1, False and True")
-    return Encoded(ids.astype(np.int32), mask.astype(np.bool_))
+    return Encoded(ids.astype(np.int32), supervised)
 
 
 def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> EncodedChunk:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from streamsft.errors import ConfigError
+from streamsft.stream.loader import Loader
 from streamsft.stream.steps import Topology
 from streamsft.types import Shard
+from tests.streams import Shards, StreamedMix
 
 
 def _divisors(number: int) -> list[int]:
@@ -58,3 +60,60 @@ def test_counts_below_one_are_refused_by_name(key: str, value: Any) -> None:
     values = {"global_batch_size": 12, "lanes_per_step": 1, "lane_groups": 1, key: value}
     with pytest.raises(ConfigError, match=f"loader.{key}: "):
         Topology(dp=Shard(), **values)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "message"),
+    [(3, 0, "dp size 3 does not divide loader.lanes_per_step 4, .* it may be one of 1, 2, 4"),
+     (12, 0, "dp size 12 does not divide loader.lanes_per_step 4"),
+     (2, 4, "loader.workers 4 does not divide loader.lane_groups 6, .* it may be one of 1, 2, 3, 6"),
+     (1, 12, "loader.workers 12 does not divide loader.lane_groups 6")],
+)  # fmt: skip
+def test_topologies_in_which_two_processes_would_read_a_lane_are_refused(
+    ranks: int, workers: int, message: str
+) -> None:
+    topology = Topology(global_batch_size=12, dp=Shard(0, ranks), lanes_per_step=4, lane_groups=6)
+    with pytest.raises(ConfigError, match=message):
+        topology.check_owners(workers)
+
+
+@given(
+    lanes=st.sampled_from([1, 2, 4, 6, 12]),
+    groups=st.integers(1, 12),
+    ranks=st.integers(1, 12),
+    workers=st.integers(0, 12),
+)
+def test_each_lane_has_one_owner_wherever_that_is_allowed(lanes: int, groups: int, ranks: int, workers: int) -> None:
+    allowed = 12 % ranks == 0 and lanes % ranks == 0 and groups % max(workers, 1) == 0
+    owners: list[tuple[int, int, int]] = []
+    for rank in range(ranks if 12 % ranks == 0 else 0):
+        topology = Topology(global_batch_size=12, dp=Shard(rank, ranks), lanes_per_step=lanes, lane_groups=groups)
+        if allowed:
+            topology.check_owners(workers)
+        else:
+            with pytest.raises(ConfigError, match=r"it may be one of \d"):
+                topology.check_owners(workers)
+        for step in range(groups * max(workers, 1)):
+            mine = set(topology.group(step)) & set(topology.owned)
+            owners += [(lane, rank, step % max(workers, 1)) for lane in mine]
+    if allowed:
+        assert sorted(lane for lane, *_ in set(owners)) == list(range(lanes * groups))
+
+
+def test_mix_with_a_streaming_source_checks_owners_and_one_without_does_not() -> None:
+    streaming, indexed = StreamedMix(), StreamedMix(shards={"a": Shards(indexed=True)})
+    for options in ({"dp": Shard(0, 4)}, {"workers": 3}):
+        with pytest.raises(ConfigError, match="one process reads each lane of a streaming source"):
+            streaming.loader(**options)
+        indexed.loader(**options)
+
+
+@pytest.mark.parametrize(("batch", "lanes"), [(16, 8), (12, 4), (6, 2), (3, 1)])
+def test_lanes_follow_from_the_batch_alone_by_default(batch: int, lanes: int) -> None:
+    options: Any = {"global_batch_size": batch, "lanes_per_step": None, "lane_groups": None}
+    assert _lanes(StreamedMix().loader(**options)) == (lanes, 4)
+    assert _lanes(StreamedMix(shards={"a": Shards(indexed=True)}).loader(**options)) == (1, 1)
+
+
+def _lanes(loader: Loader) -> tuple[int, int]:
+    return loader.topology.lanes_per_step, loader.topology.lane_groups
