@@ -214,10 +214,10 @@ def test_what_was_refused_is_all_that_lies_between_the_rows_drawn(folder: Path) 
     mine = Aggregator(loader.sources)
     for part in loader:
         mine.update(part.stats)
-        lane = loader.state_dict()["lanes"]["0"]
-        if loader.step > 30 and not lane["emitted"]:  # a finished window: all that was planned was given out
+        _, emitted, sources = loader.state_dict()["lanes"]["0"]
+        if loader.step > 30 and not emitted:  # a finished window: all that was planned was given out
             break
-    drawn = lane["drawn"][1]
+    drawn = sources[1][1]
     feed = Feed(make_streamed(folder), seed=3, lane=0, lanes=1, packing=loader.packer.packing)
     counts: Counter[str] = Counter()
     for row in feed.rows(range(drawn)):
