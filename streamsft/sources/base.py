@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Source", "is_source"]
+__all__ = ["IdsSource", "Source", "is_source"]
 
 
 class Source(Protocol):
@@ -54,6 +54,14 @@ class Source(Protocol):
 
     def origin(self, index: int) -> str:
         """Where stored row `index` came from, as ``file:row`` for messages."""
+
+
+@runtime_checkable
+class IdsSource(Source, Protocol):
+    """A source that can leave the masks unread of rows whose `first_supervised` and `supervised` tell all of them."""
+
+    def read_ids(self, index: Ints) -> Sequence[Int32s]:
+        """Token ids of the stored rows `index` (int64[k]), as `read` gives them."""
 
 
 _MEMBERS = (

@@ -135,7 +135,6 @@ class TokenColumns:
         before = bounds[rows[:-1]]
         self._ids = _Column([ids for ids, _ in chunks], before, whole)
         self._masks = _Column([mask for _, mask in chunks], before, whole)
-        self._direct = self._ids.dtype == np.int32 and self._masks.dtype == np.bool_
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows)).
@@ -143,17 +142,18 @@ class TokenColumns:
         Raises:
             IndexError: a row that is not there.
         """
+        chunk, starts, stops = self._places(index)
+        return self._ids.read(chunk, starts, stops, np.int32), self._masks.read(chunk, starts, stops, np.bool_)
+
+    def read_ids(self, index: Ints) -> list[Int32s]:
+        """Ids of the rows `index`, as `read` gives them."""
+        return self._ids.read(*self._places(index), np.int32)
+
+    def _places(self, index: Ints) -> tuple[Ints, Ints, Ints]:
+        """Chunk, first token and end of rows, the tokens numbered over all chunks."""
         if len(index) and index.min() < 0:
             raise IndexError(f"row {index.min()}: rows are numbered from 0")
-        starts = self._bounds[index]
-        stops = self._bounds[index + 1]
-        chunk = self._first_row.searchsorted(index, "right")
-        ids: Any = self._ids.slices(chunk, starts, stops)
-        masks: Any = self._masks.slices(chunk, starts, stops)
-        if self._direct or not ids:
-            return ids, masks
-        lengths = stops - starts
-        return _converted(ids, lengths, np.int32), _converted(masks, lengths, np.bool_)
+        return self._first_row.searchsorted(index, "right"), self._bounds[index], self._bounds[index + 1]
 
 
 @final
@@ -182,8 +182,13 @@ class _Column:
             self._flat = whole[: len(whole) // size * size].view(self.dtype)
             self._shift -= np.array(places, np.int64) // size
 
-    def slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
+    def read(self, chunk: Ints, starts: Ints, stops: Ints, dtype: Any) -> list[Any]:
         """Per row the values from token number `starts` to `stops`, which lie in the chunk numbered `chunk`."""
+        rows = self._slices(chunk, starts, stops)
+        return rows if self.dtype == dtype or not rows else _converted(rows, stops - starts, dtype)
+
+    def _slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
+        """What `read` gives, in the stored type."""
         shift = self._shift[chunk]
         first, last = (starts - shift).tolist(), (stops - shift).tolist()
         if self._flat is not None:

@@ -171,6 +171,14 @@ class TokenStore:
         """
         return (self._opened or self._data).columns.read(index)
 
+    def read_ids(self, index: Ints) -> list[Int32s]:
+        """Ids of the stored rows `index`, as `read` gives them.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        return (self._opened or self._data).columns.read_ids(index)
+
     def __len__(self) -> int:
         return self._data.manifest.rows
 

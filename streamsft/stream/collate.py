@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -15,7 +15,8 @@ from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
-from streamsft.types import Int32s
+from streamsft.stream.records import BatchDocuments
+from streamsft.types import Ints
 
 __all__ = ["IGNORE_INDEX", "Batch", "collate"]
 
@@ -39,7 +40,7 @@ class Batch:
         position_ids: position within the document, from 0 in each (fragments of a split row continue); 0 on padding.
         document_ids: 1, 2, … within a pack; 0 on padding.
         sources: names of all sources of the mix, in the order that `stats.source` counts them.
-        documents: the flat arrays behind the tensors, one entry per document.
+        documents: a table with one entry per document, and what the step leaves beside them.
     """
 
     step: int
@@ -49,7 +50,7 @@ class Batch:
     position_ids: torch.Tensor
     document_ids: torch.Tensor
     sources: Sequence[str]
-    documents: RawBatch
+    documents: BatchDocuments
 
     def __len__(self) -> int:
         """Number of packs."""
@@ -78,7 +79,12 @@ class Batch:
     @property
     def lanes(self) -> Mapping[int, LaneState]:
         """State behind this step of the lanes it came from."""
-        return self.documents.lanes
+        return self.documents.end.lanes
+
+    def behind(self, lanes: Mapping[int, LaneState]) -> Batch:
+        """The batch with the state of lanes that steps before it, which were left out, have moved on."""
+        end = self.documents.end._replace(lanes={**lanes, **self.lanes})
+        return replace(self, documents=replace(self.documents, end=end))
 
     def split(self, micro_batch_size: int) -> list[Batch]:
         """Views of at most `micro_batch_size` packs each, in order, for gradient accumulation.
@@ -130,7 +136,7 @@ class Batch:
         """The batch with its tensors in page-locked memory."""
         return self._with(lambda tensor: tensor.pin_memory(), self.documents)
 
-    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], documents: RawBatch) -> Batch:
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], documents: BatchDocuments) -> Batch:
         tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
         return Batch(step=self.step, data_step=self.data_step, sources=self.sources, documents=documents, **tensors)
 
@@ -138,45 +144,48 @@ class Batch:
 _TENSORS = ("input_ids", "labels", "position_ids", "document_ids")
 
 
-def collate(
-    raw: RawBatch, sources: Sequence[str], sequence_length: int, pad_id: int = 0, step: int | None = None
-) -> Batch:
-    """Lay flat documents out as padded tensors.
+def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | None = None) -> Batch:
+    """The tensors of a batch.
 
     Args:
-        raw: the documents, in pack order.
+        raw: its tokens and documents.
         sources: names of all sources of the mix.
-        sequence_length: slots per pack.
         pad_id: token id of padding.
         step: number of the optimizer step; by default that of the documents.
     """
-    table = raw.table
-    ends = np.cumsum(table.length)
-    first = table.pack.searchsorted(np.arange(raw.packs + 1))
-    borders = np.concatenate([[0], ends])[first].tolist()
-    labels = raw.ids - np.int32(IGNORE_INDEX)  # a choice by arithmetic, five times as fast as np.where
-    labels *= raw.labelled
-    labels += np.int32(IGNORE_INDEX)
-    positions = np.arange(len(raw.ids), dtype=np.int32)
-    positions -= (ends - table.length - table.start).astype(np.int32).repeat(table.length)
-    numbers = (np.arange(1, len(ends) + 1) - first[table.pack]).astype(np.int32).repeat(table.length)
+    end = raw.documents.end
+    tensors = map(torch.from_numpy, _laid_out(raw, pad_id))
     return Batch(
-        step=raw.step if step is None else step,
-        data_step=raw.step,
-        input_ids=_padded(raw.ids, borders, sequence_length, pad_id),
-        labels=_padded(labels, borders, sequence_length, IGNORE_INDEX),
-        position_ids=_padded(positions, borders, sequence_length, 0),
-        document_ids=_padded(numbers, borders, sequence_length, 0),
+        step=end.step if step is None else step,
+        data_step=end.step,
         sources=sources,
-        documents=raw,
+        documents=raw.documents,
+        **dict(zip(_TENSORS, tensors, strict=True)),
     )
 
 
-def _padded(values: Int32s, borders: list[int], slots: int, fill: int) -> torch.Tensor:
-    """Tokens int32[tokens], pack p being those from ``borders[p]`` to ``borders[p + 1]``, as int64[packs, slots]."""
-    out = np.empty((len(borders) - 1, slots), np.int64)
-    for row, start, stop in zip(out, borders, borders[1:], strict=False):
-        row[: stop - start] = values[start:stop]
-        if stop - start < slots:
-            row[stop - start :] = fill
-    return torch.from_numpy(out)
+def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """The four arrays of a batch, int64[packs, sequence_length] each, in the order of `_TENSORS`."""
+    table, (packs, slots) = raw.documents.table, raw.ids.shape
+    input_ids = raw.ids.astype(np.int64)
+    # A choice by arithmetic, as fast for masks without any regularity; it takes padding for what it is, too.
+    ignored = (raw.labelled.view(np.int8) - np.int8(1)) * np.int8(-IGNORE_INDEX)
+    labels = np.add(raw.ids * raw.labelled, ignored, dtype=np.int64)
+    last = table.pack.searchsorted(np.arange(packs), "right")
+    used = (table.slot + table.length)[last - 1]
+    # Each pack's padding as one more document behind its own, so that `repeat` gives all slots.
+    document = np.arange(len(table.pack)) + table.pack
+    length = np.empty(len(document) + packs, np.int64)
+    length[document], length[last + np.arange(packs)] = table.length, slots - used
+    number, origin = np.zeros_like(length), np.zeros_like(length)
+    number[document] = table.number
+    origin[document] = table.pack * slots + table.slot - table.start
+    numbers = number.repeat(length).reshape(packs, slots)
+    positions = np.arange(packs * slots)
+    positions -= origin.repeat(length)
+    positions = positions.reshape(packs, slots)
+    for pack, end in enumerate(used.tolist()):
+        if end < slots:
+            positions[pack, end:] = 0
+            input_ids[pack, end:] = pad_id
+    return input_ids, labels, positions, numbers

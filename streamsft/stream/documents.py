@@ -31,6 +31,8 @@ class Documents(NamedTuple):
     """Tokens taken, int64[n]."""
     cut: Ints
     """Tokens that truncation leaves out behind them, int64[n]."""
+    labels_from: Ints
+    """The row's first supervised token if all behind it are supervised too; else, or if not known, -1, int64[n]."""
     pack: Ints
     """Number of the pack, int64[n], never decreasing."""
 

@@ -26,8 +26,11 @@ def mixed(key: int, count: int) -> Ints:
 
     Blocks are permuted one by one, so that a source keeps its share over any stretch, not only over windows.
     """
-    number = np.arange(count)
-    return np.lexsort((hash64(key, number), number // _BLOCK))
+    hashes = hash64(key, np.arange(count))
+    whole = count - count % _BLOCK
+    blocks = np.argsort(hashes[:whole].reshape(-1, _BLOCK), axis=1, kind="stable")
+    blocks += np.arange(0, whole, _BLOCK)[:, None]
+    return np.concatenate([blocks.reshape(-1), np.argsort(hashes[whole:], kind="stable") + whole])
 
 
 class Drawn(NamedTuple):

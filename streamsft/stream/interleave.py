@@ -14,10 +14,10 @@ from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Unit
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.lane import Lane
-from streamsft.stream.materialize import samples
 from streamsft.stream.mixture import Leaf, Mixture, usable_rows
 from streamsft.stream.packing import Packing
 from streamsft.stream.plan import Plan
+from streamsft.stream.reading import samples
 from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 

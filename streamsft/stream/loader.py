@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
@@ -14,9 +13,10 @@ from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lane import LaneState
-from streamsft.stream.materialize import RawBatch, Valued
+from streamsft.stream.materialize import RawBatch
 from streamsft.stream.packer import Packer
 from streamsft.stream.plan import Plan
+from streamsft.stream.reading import Valued
 from streamsft.stream.state import (
     STATE_VERSION,
     begun_before_edit,
@@ -197,7 +197,10 @@ class Loader:
                 yield part
 
     def _batches(self) -> Iterator[Batch]:
-        steps = RawSteps(self._mixes, self.topology, self.metrics, self._data_step, dict(self._lanes), self.skip_steps)
+        slots = self.packer.packing.sequence_length
+        steps = RawSteps(
+            self._mixes, self.topology, slots, self.metrics, self._data_step, dict(self._lanes), self.skip_steps
+        )
         if self.workers:
             yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
         elif self.background:
@@ -207,17 +210,17 @@ class Loader:
 
     def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
         """Batches, numbered by optimizer steps; those that are skipped are not among them."""
-        names, slots = self._mixes.names, self.packer.packing.sequence_length
         step = self._step
         skipped: dict[int, LaneState] = {}
         for raw in raws:
-            if not raw.packs:
-                skipped |= raw.lanes
+            if not raw.documents.packs:
+                skipped |= raw.documents.end.lanes
                 continue
             step += 1
+            batch = collate(raw, self._mixes.names, self.pad_id, step)
             if skipped:
-                raw, skipped = replace(raw, lanes={**skipped, **raw.lanes}), {}
-            yield collate(raw, names, slots, self.pad_id, step)
+                batch, skipped = batch.behind(skipped), {}
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.

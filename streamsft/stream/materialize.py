@@ -1,145 +1,69 @@
-"""Reading the tokens of planned documents, and shipping them between processes as one bytes object."""
+"""The packs of steps as arrays of tokens, and their way between processes as one bytes object."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, final
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamsft import errors
-from streamsft.errors import DataError, MetricError, StreamsftError
-from streamsft.metrics.stats import SampleStats
+from streamsft.errors import StreamsftError
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
+from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
+from streamsft.stream.records import BatchDocuments, DocumentTable, StepEnd
 from streamsft.stream.steps import Mixes, StepPlan
-from streamsft.types import Bools, Floats, Int32s, Ints, Sample
+from streamsft.types import Bools, Floats, Int32s, Ints
 
-__all__ = ["DocumentTable", "RawBatch", "Valued", "error_to_bytes", "materialize", "read_documents", "samples"]
-
-
-Read = Callable[[int, Ints], tuple[Sequence[Int32s], Sequence[Bools]]]
-"""From the number of a leaf and rows of it (int64[k]) to their ids (int32[n] each) and masks (bool[n] each)."""
-
-
-class Valued(Protocol):
-    """A user's metric as far as reading is concerned: a name, and a number per sample."""
-
-    @property
-    def name(self) -> str: ...
-
-    def measure(self, sample: Sample, /) -> float: ...
-
-
-class DocumentTable(NamedTuple):
-    """What is known of each document of a batch, in pack order; int64[documents] each."""
-
-    source: Ints
-    """Number of the source in the order of names."""
-    row: Ints
-    """The row's number in the source's input order."""
-    pass_index: Ints
-    """How often the source had been gone through before."""
-    start: Ints
-    """First token taken of the row."""
-    first: Ints
-    """1, but 0 in the further fragments of a split row."""
-    length: Ints
-    """Tokens taken."""
-    pack: Ints
-    """Number of the pack, never decreasing."""
-    cut: Ints
-    """Tokens that truncation removed."""
-    supervised: Ints
-    """Labels: supervised tokens but for the first."""
-
-    def packs(self, start: int, stop: int) -> tuple[slice, DocumentTable]:
-        """Which documents lie in packs `start` to `stop` (exclusive), and their part, packs numbered from 0 again."""
-        first, last = np.searchsorted(self.pack, (start, stop)).tolist()
-        part = DocumentTable(*(column[first:last] for column in self))
-        return slice(first, last), part._replace(pack=part.pack - start)
+__all__ = ["RawBatch", "error_to_bytes", "materialize"]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawBatch:
-    """One rank's part of a step as flat arrays.
+    """One rank's part of a step, its packs filled up with padding.
 
     Attributes:
-        step: number of the step, from 1.
-        packs: number of packs.
-        table: one entry per document, in pack order.
-        ids: token ids of all documents one after the other, int32[tokens].
-        labelled: True where a token is a label: supervised and not the first of its document, bool[tokens].
-        values: per user metric a number per document, float64[documents].
-        refused: rows of streaming sources that were refused on the way, (source, reason, count) each.
-        lanes: state behind this step of the lanes it came from.
+        ids: token ids, int32[packs, sequence_length]; 0 on padding.
+        labelled: True where a token is a label: supervised and not the first of its document, bool[packs,
+            sequence_length].
+        documents: what is known of the documents, and what the step leaves beside them.
     """
 
-    step: int
-    packs: int
-    table: DocumentTable
     ids: Int32s
     labelled: Bools
-    values: Mapping[str, Floats] = field(default_factory=dict)
-    refused: Sequence[tuple[int, str, int]] = ()
-    lanes: Mapping[int, LaneState] = field(default_factory=dict)
+    documents: BatchDocuments
 
     @classmethod
     def skipped(cls, step: StepPlan) -> RawBatch:
         """What takes the place of a step that is left out: no pack, but the lanes behind it."""
         nothing = np.empty(0, np.int64)
         table = DocumentTable(*(nothing for _ in DocumentTable._fields))
-        empty = np.empty(0, np.int32)
-        return cls(step=step.step, packs=0, table=table, ids=empty, labelled=empty.astype(np.bool_), lanes=step.lanes)
-
-    def part(self, start: int, stop: int) -> RawBatch:
-        """The batch of packs `start` to `stop` (exclusive), as views."""
-        chosen, table = self.table.packs(start, stop)
-        ends = np.cumsum(self.table.length)[chosen]
-        tokens = slice(int(ends[0] - table.length[0]), int(ends[-1]))
-        values = {name: value[chosen] for name, value in self.values.items()}
-        return replace(
-            self,
-            packs=stop - start,
-            table=table,
-            ids=self.ids[tokens],
-            labelled=self.labelled[tokens],
-            values=values,
-            refused=() if start else self.refused,
-        )
-
-    def stats(self, slots: int) -> SampleStats:
-        """What the metrics need to know of this batch, which has `slots` token slots."""
-        return SampleStats(
-            source=self.table.source.astype(np.int32),
-            tokens=self.table.length,
-            supervised=self.table.supervised,
-            cut=self.table.cut,
-            first=self.table.first.astype(np.bool_),
-            pass_index=self.table.pass_index,
-            packs=self.packs,
-            slots=slots,
-            values=dict(self.values),
-            refused=self.refused,
+        end = StepEnd(step=step.step, refused=(), lanes=step.lanes)
+        return cls(
+            ids=np.empty((0, 0), np.int32),
+            labelled=np.empty((0, 0), np.bool_),
+            documents=BatchDocuments(packs=0, table=table, values={}, end=end),
         )
 
     def to_bytes(self) -> bytes:
         """The batch as one bytes object, for the way out of a worker process."""
+        table, values, (step, refused, lanes) = self.documents.table, self.documents.values, self.documents.end
         header = {
-            "step": self.step,
-            "packs": self.packs,
-            "shapes": [len(self.table.source), len(self.ids)],
-            "values": list(self.values),
-            "refused": list(self.refused),
-            "lanes": {number: state.to_json() for number, state in self.lanes.items()},
+            "step": step,
+            "shapes": [len(table.source), *self.ids.shape],
+            "values": list(values),
+            "refused": list(refused),
+            "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
-        text = _header(header)
-        arrays: list[NDArray[Any]] = [*self.table, *self.values.values(), self.ids, self.labelled]
-        return b"".join([text, *(array.tobytes() for array in arrays)])
+        arrays: list[NDArray[Any]] = [*table, *values.values(), self.ids, self.labelled]
+        return b"".join([_header(header), *(array.tobytes() for array in arrays)])
 
     @classmethod
     def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
@@ -152,7 +76,7 @@ class RawBatch:
         header = json.loads(data[8:at])
         if "error" in header:
             raise getattr(errors, header["error"])(header["message"])
-        documents, tokens = header["shapes"]
+        documents, *shape = header["shapes"]
 
         def next_array(dtype: type[np.generic], count: int) -> NDArray[Any]:
             nonlocal at
@@ -160,17 +84,19 @@ class RawBatch:
             at += array.nbytes
             return array
 
-        return cls(
+        table = DocumentTable(*(next_array(np.int64, documents) for _ in DocumentTable._fields))
+        values = {name: next_array(np.float64, documents) for name in header["values"]}
+        end = StepEnd(
             step=header["step"],
-            packs=header["packs"],
-            table=DocumentTable(*(next_array(np.int64, documents) for _ in DocumentTable._fields)),
-            values={name: next_array(np.float64, documents) for name in header["values"]},
-            ids=next_array(np.int32, tokens),
-            labelled=next_array(np.bool_, tokens),
             refused=tuple((source, reason, count) for source, reason, count in header["refused"]),
             lanes={
                 int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
             },
+        )
+        return cls(
+            ids=next_array(np.int32, math.prod(shape)).reshape(shape),
+            labelled=next_array(np.bool_, math.prod(shape)).reshape(shape),
+            documents=BatchDocuments(packs=shape[0], table=table, values=values, end=end),
         )
 
 
@@ -186,73 +112,60 @@ def _header(value: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_documents(names: Sequence[str], read: Read, documents: Documents) -> tuple[list[Int32s], list[Bools]]:
-    """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views.
-
-    Raises:
-        DataError: a source gave another number of tokens than its lengths say; names the source and the row.
-    """
-    order = np.argsort(documents.source, kind="stable")
-    counts = np.bincount(documents.source)
-    ids: list[Int32s] = []
-    masks: list[Bools] = []
-    stop = 0
-    for source in np.flatnonzero(counts).tolist():
-        start, stop = stop, stop + int(counts[source])
-        found = read(source, documents.stored[order[start:stop]])
-        ids += found[0]
-        masks += found[1]
-    if len(counts) > 1:
-        places = np.argsort(order, kind="stable").tolist()
-        ids, masks = [ids[place] for place in places], [masks[place] for place in places]
-    read_lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    promised = documents.start + documents.length + documents.cut
-    wrong = (read_lengths < promised) | (read_lengths != np.fromiter(map(len, masks), np.int64, len(ids)))
-    if wrong.any() or len(ids) != len(documents.source):
-        at = int(np.argmax(wrong))
-        raise DataError(
-            f"source {names[int(documents.source[at])]!r}, row {documents.row[at]}: read() gave {len(ids[at])} ids and "
-            f"{len(masks[at])} mask entries where lengths says {promised[at]}; the members of a source must agree, and "
-            "its contents must not change"
-        )
-    for place in np.flatnonzero(read_lengths != documents.length).tolist():
-        part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
-        ids[place] = ids[place][part]
-        masks[place] = masks[place][part]
-    return ids, masks
-
-
-def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
-    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
-    ids, masks = read_documents(names, read, documents)
-    rows = documents.row.tolist()
-    passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
-    return [
-        Sample(
-            input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
-            pass_index=passes[i], start=starts[i],
-        )
-        for i in range(len(ids))
-    ]  # fmt: skip
-
-
-def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
-    """Read the tokens of one rank's part of a step.
+def materialize(
+    names: Sequence[str],
+    read: Read,
+    read_ids: ReadIds,
+    steps: Sequence[StepPlan],
+    slots: int,
+    metrics: Sequence[Valued] = (),
+) -> Iterator[RawBatch]:
+    """Read the tokens of one rank's part of some steps, all at once. An error comes where its step would.
 
     Args:
         names: names of the leaves.
         read: gives ids and masks of rows of a leaf.
-        step: what was planned.
+        read_ids: gives ids alone; asked only for rows whose masks can be told from their first label.
+        steps: what was planned.
+        slots: the sequence length.
         metrics: user metrics, evaluated on each document.
 
     Raises:
+        DataError: a source gave another number of tokens than its lengths say.
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
-    documents = step.documents
-    ids, masks = read_documents(names, read, documents)
-    labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
-    firsts = np.cumsum(documents.length) - documents.length
-    labelled[firsts] = False
+    if not steps:
+        return
+    documents = Documents.join([(step.documents, step.packs) for step in steps])
+    try:
+        ids, masks = read_documents(names, read, documents, None if metrics else read_ids)
+        values = measured(names, documents, ids, masks, metrics) if metrics else {}
+    except Exception:  # whatever a user's code raises: step by step it is raised again, in its place
+        if len(steps) == 1:
+            raise
+        for step in steps:
+            yield from materialize(names, read, read_ids, [step], slots, metrics)
+        return
+    borders = np.cumsum([0, *(len(step.documents.source) for step in steps)]).tolist()
+    for step, (first, stop) in zip(steps, pairwise(borders), strict=True):
+        mine = {name: numbers[first:stop] for name, numbers in values.items()}
+        yield _filled(step, ids[first:stop], masks[first:stop], slots, mine)
+
+
+def _filled(
+    step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int, values: Mapping[str, Floats]
+) -> RawBatch:
+    """The batch of a step from the tokens of its documents."""
+    documents, packs = step.documents, step.packs
+    place = np.cumsum(documents.length) - documents.length  # with all padding left out
+    borders = documents.pack.searchsorted(np.arange(packs + 1))
+    opened = borders[documents.pack]
+    slot = place - place[opened]
+    padding = (slots - (slot + documents.length)[borders[1:] - 1]).tolist()
+    labelled, supervised = _labelled(documents, documents.pack * slots + slot, masks, packs * slots)
+    nothing = np.zeros(max(padding), np.int32)
+    for missing, stop in zip(reversed(padding), reversed(borders[1:].tolist()), strict=True):
+        ids.insert(stop, nothing[:missing])
     table = DocumentTable(
         source=documents.source,
         row=documents.row,
@@ -261,34 +174,43 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         first=documents.first,
         length=documents.length,
         pack=documents.pack,
+        number=np.arange(1, len(place) + 1) - opened,
+        slot=slot,
         cut=documents.cut,
-        supervised=np.add.reduceat(labelled, firsts, dtype=np.int64),
+        supervised=supervised,
     )
+    end = StepEnd(step=step.step, refused=step.refused, lanes=step.lanes)
     return RawBatch(
-        step=step.step,
-        packs=step.packs,
-        table=table,
-        ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
-        labelled=labelled,
-        values=_values(samples(names, read, documents), metrics) if metrics else {},
-        refused=step.refused,
-        lanes=step.lanes,
+        ids=np.concatenate(ids, dtype=np.int32, casting="same_kind").reshape(packs, slots),
+        labelled=labelled.reshape(packs, slots),
+        documents=BatchDocuments(packs=packs, table=table, values=values, end=end),
     )
 
 
-def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Floats]:
-    """What each metric says of each sample."""
-    values = {}
-    for metric in metrics:
-        numbers = np.empty(len(found), np.float64)
-        for at, sample in enumerate(found):
-            try:
-                numbers[at] = metric.measure(sample)
-            except MetricError:
-                raise
-            except Exception as error:
-                raise MetricError(
-                    f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"
-                ) from error
-        values[metric.name] = numbers
-    return values
+def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints]:
+    """Where labels are, bool[slots], and their number per document.
+
+    Args:
+        documents: the documents.
+        firsts: slot of each one's first token, over all packs.
+        masks: their loss masks; empty where `labels_from` tells.
+        slots: slots of all packs.
+    """
+    unknown = documents.labels_from < 0
+    before = np.minimum(np.maximum(documents.labels_from - documents.start, 1), documents.length)
+    before[unknown] = documents.length[unknown]
+    supervised = documents.length - before
+    stops = firsts + documents.length
+    runs = np.empty(2 * len(firsts) + 1, np.int64)  # without labels and with them, in turn
+    runs[0:-1:2] = before + firsts
+    runs[2:-1:2] -= stops[:-1]
+    runs[1::2] = supervised
+    runs[-1] = slots - stops[-1]
+    pattern = np.zeros(len(runs), np.bool_)
+    pattern[1::2] = True
+    labelled = pattern.repeat(runs)
+    for at in np.flatnonzero(unknown).tolist():
+        mine = labelled[firsts[at] : stops[at]]
+        mine[1:] = masks[at][1:]
+        supervised[at] = np.count_nonzero(mine)
+    return labelled, supervised

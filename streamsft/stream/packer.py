@@ -13,9 +13,9 @@ from streamsft.stream.documents import Documents
 from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
-from streamsft.stream.materialize import samples
 from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.plan import Plan
+from streamsft.stream.reading import samples
 from streamsft.types import Pack, Sample, Shard
 
 __all__ = ["Packer"]

@@ -92,17 +92,19 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
     """
     order = np.argsort(-lengths, kind="stable")
     empty = capacity << _BIN_BITS
-    free: list[int] = []  # sorted (room, bin) of the bins that have room, each pair in one integer
+    beyond = (capacity + 1) << _BIN_BITS
+    free = [beyond]  # sorted (room, bin) of the bins that have room, each pair in one integer, and one without end
     chosen: list[int] = []
+    choose, use = chosen.append, free.pop
     bins = 0
     for length in (lengths[order] << _BIN_BITS).tolist():
         at = bisect_left(free, length)
-        if at < len(free):
-            key = free.pop(at)
+        if free[at] < beyond:
+            key = use(at)
         else:
             key = empty | bins
             bins += 1
-        chosen.append(key)
+        choose(key)
         key -= length
         if key > _BIN_MASK:
             insort(free, key)

@@ -8,13 +8,13 @@ from typing import final
 
 import numpy as np
 
-from streamsft.order.keys import derive_key, hash64, shuffled
-from streamsft.order.permutation import permute
+from streamsft.order.keys import derive_key, shuffled
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
 from streamsft.stream.feed import Feed, FeedState
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
+from streamsft.stream.rows import DrawnRows, Rows
 from streamsft.types import Bools, Ints
 
 __all__ = ["Feeds", "Plan", "Window"]
@@ -65,9 +65,8 @@ class Plan:
         """By which number documents name each leaf; another plan's leaves may stand beside them."""
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
-        self._rows = np.array([leaf.rows or 1 for leaf in self.leaves], np.int64)
-        self._in_order = np.array([not leaf.shuffle for leaf in self.leaves])
-        self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
+        self._streams = np.array([leaf.streams for leaf in self.leaves])
+        self._rows = Rows(self.leaves, seed, lanes)
         self._schedules: dict[int, Schedule] = {}
         for at in self.streaming:  # once, before a worker process would do it again
             self.leaves[at].streamed.reader.units(lanes)
@@ -121,39 +120,43 @@ class Plan:
         """
         feeds = feeds or {}
         draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
-        found = self._located(lane, draws.source, draws.number, feeds)
         key = derive_key(self.seed, "window", lane, number)
-        found = found.take(mixed(key, len(draws.source)))
+        order = mixed(key, len(draws.source))
+        found = self._located(lane, draws.source[order], draws.number[order], feeds)
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
         return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
-        rows = self._rows[source]
-        position = number * self.lanes + lane
-        pass_index, place = np.divmod(position, rows)
-        if len(feeds) < len(self.leaves):
-            keys = hash64(self._row_keys[source], pass_index.astype(np.uint64))
-            stored = np.where(self._in_order[source], place, permute(place, rows, keys))
-        else:
-            stored = place
-        length, row = np.empty(len(source), np.int64), np.empty(len(source), np.int64)
-        for at, leaf in enumerate(self.leaves):
-            mine = np.flatnonzero(source == at)
-            if leaf.streams:
-                fed = feeds[at].rows(number[mine].tolist())
-                stored[mine] = position[mine]
-                length[mine] = [len(one.input_ids) for one in fed]
-                row[mine] = [one.row for one in fed]
-                pass_index[mine] = [one.pass_index for one in fed]
-                continue
-            if leaf.usable is not None:
-                stored[mine] = leaf.usable[stored[mine]]
-            length[mine] = leaf.indexed.lengths[stored[mine]]
-            row[mine] = leaf.indexed.row_numbers[stored[mine]]
+        found = DrawnRows(*np.empty((5, len(source)), np.int64)) if feeds else self._rows.of(lane, source, number)
+        if feeds:
+            indexed = np.flatnonzero(~self._streams[source])
+            if len(indexed):
+                looked_up = self._rows.of(lane, source[indexed], number[indexed])
+                for column, values in zip(found, looked_up, strict=True):
+                    column[indexed] = values
+            for at, feed in feeds.items():
+                mine = np.flatnonzero(source == at)
+                fed = feed.rows(number[mine].tolist())
+                found.stored[mine] = number[mine] * self.lanes + lane
+                found.row[mine] = [one.row for one in fed]
+                found.pass_index[mine] = [one.pass_index for one in fed]
+                found.length[mine] = [len(one.input_ids) for one in fed]
+                found.labels_from[mine] = -1
         zeros, ones = np.zeros(len(source), np.int64), np.ones(len(source), np.int64)
-        return Documents(source, stored, row, pass_index, zeros, ones, length, zeros, zeros)
+        return Documents(
+            source=source,
+            stored=found.stored,
+            row=found.row,
+            pass_index=found.pass_index,
+            start=zeros,
+            first=ones,
+            length=found.length,
+            cut=zeros,
+            labels_from=found.labels_from,
+            pack=zeros,
+        )
 
     def _cut(self, documents: Documents, feeds: Feeds) -> Documents:
         """The documents after the overflow policy."""

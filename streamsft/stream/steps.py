@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import ConfigError, StateError
+from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
@@ -220,6 +221,12 @@ class StepPlanner:
                 ids[place], masks[place] = row_ids, row_mask
         return ids, masks
 
+    def read_ids(self, number: int, stored: Ints) -> Sequence[Int32s]:
+        """Ids of rows `stored` of a source that can read them alone."""
+        source = self._mixes.leaves[number].source
+        assert isinstance(source, IdsSource)
+        return source.read_ids(stored)
+
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
         self.step += 1
@@ -232,7 +239,7 @@ class StepPlanner:
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         documents = Documents.join(parts)
-        refused = self._refused(documents)
+        refused = tuple(self._refused(documents))
         return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:

@@ -15,14 +15,17 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.stream.lane import LaneState
-from streamsft.stream.materialize import RawBatch, Valued, error_to_bytes, materialize
-from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.materialize import RawBatch, error_to_bytes, materialize
+from streamsft.stream.reading import Valued
+from streamsft.stream.steps import Mixes, StepPlan, StepPlanner, Topology
 from streamsft.text.streaming import check_portable
 from streamsft.types import Shard
 
 __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
+
+_READ_TOGETHER = 256  # documents of several steps, which spares a source's cost per call
 
 
 @final
@@ -32,6 +35,7 @@ class RawSteps(IterableDataset[bytes]):
     Args:
         mixes: what is drawn.
         topology: how steps are made of it.
+        slots: the sequence length.
         metrics: user metrics, evaluated on each document.
         step: steps that lie behind.
         lanes: state of the lanes.
@@ -42,6 +46,7 @@ class RawSteps(IterableDataset[bytes]):
         self,
         mixes: Mixes,
         topology: Topology,
+        slots: int,
         metrics: Sequence[Valued],
         step: int,
         lanes: Mapping[int, LaneState],
@@ -50,22 +55,37 @@ class RawSteps(IterableDataset[bytes]):
         super().__init__()
         self.mixes = mixes
         self.topology = topology
+        self.slots = slots
         self.metrics = metrics
         self.step = step
         self.lanes = lanes
         self.skip = skip
 
     def batches(self, shard: Shard) -> Iterator[RawBatch]:
-        """Every `shard.count`-th step, beginning with the one at `shard.index`; steps to skip without their packs."""
+        """Every `shard.count`-th step, beginning with the one at `shard.index`; those to skip without packs."""
         planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
+        together: list[StepPlan] = []
+        documents, enough = 0, 1  # the first step alone, for it is waited for
+        for step in self._planned(planner, shard):
+            skipped = any(first <= step.step <= last for first, last in self.skip)
+            if not skipped:
+                together.append(step)
+                documents += len(step.documents.source)
+            if skipped or self.mixes.streaming or documents >= enough:
+                yield from materialize(
+                    self.mixes.names, planner.read, planner.read_ids, together, self.slots, self.metrics
+                )
+                enough = min(2 * documents, _READ_TOGETHER)
+                together, documents = [], 0
+            if skipped:
+                yield RawBatch.skipped(step)
+
+    def _planned(self, planner: StepPlanner, shard: Shard) -> Iterator[StepPlan]:
+        """The steps of `batches`, planned."""
         while True:
             for turn in range(shard.count):
                 if turn == shard.index:
-                    step = planner.next()
-                    if any(first <= step.step <= last for first, last in self.skip):
-                        yield RawBatch.skipped(step)
-                    else:
-                        yield materialize(self.mixes.names, planner.read, step, self.metrics)
+                    yield planner.next()
                 elif self.topology.lane_groups % shard.count:
                     planner.next()
                 else:  # the other workers' steps draw from other lanes

@@ -18,7 +18,8 @@ from streamsft.metrics.reducers import Mean
 from streamsft.stream.loader import Loader
 from streamsft.stream.materialize import RawBatch, error_to_bytes
 from streamsft.stream.packer import Packer
-from streamsft.stream.steps import Mixes
+from streamsft.stream.steps import Mixes, Topology
+from streamsft.stream.workers import RawSteps
 from streamsft.types import Sample, Shard
 from tests import laws
 from tests.fakes import ListSource, source
@@ -72,18 +73,21 @@ def test_spawned_workers_make_the_same_batches_and_values() -> None:
 @settings(max_examples=15)
 @given(mix=mixes())
 def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
-    loader = _loader(mix, metrics=[Metric("tokens", _tokens, [Mean()])])
-    for batch in islice(loader, 3):
-        raw = batch.documents
-        data = raw.to_bytes()
-        back = RawBatch.from_bytes(data, Mixes(loader.packer.plan()))
-        assert (back.step, back.packs, back.lanes) == (raw.step, raw.packs, raw.lanes)
-        for name, left, right in zip(raw.table._fields, raw.table, back.table, strict=True):
-            assert left.tolist() == right.tolist(), name
+    mixes = Mixes(mix.packer().plan())
+    topology = Topology(global_batch_size=2, dp=Shard())
+    metrics = [Metric("tokens", _tokens, [Mean()])]
+    steps = RawSteps(mixes, topology, mix.sequence_length, metrics, 0, {})
+    for raw in islice(steps.batches(Shard()), 3):
+        back = RawBatch.from_bytes(raw.to_bytes(), mixes)
+        assert (raw.ids.dtype.name, raw.labelled.dtype.name) == ("int32", "bool")
         assert back.ids.tolist() == raw.ids.tolist()
         assert back.labelled.tolist() == raw.labelled.tolist()
-        assert back.values["tokens"].tolist() == raw.values["tokens"].tolist()
-        assert all(part.ctypes.data % 8 == 0 for part in back.table)
+        left, right = raw.documents, back.documents
+        assert (right.packs, right.end) == (left.packs, left.end)
+        for name, one, other in zip(left.table._fields, left.table, right.table, strict=True):
+            assert one.tolist() == other.tolist(), name
+        assert right.values["tokens"].tolist() == left.values["tokens"].tolist()
+        assert all(part.ctypes.data % 8 == 0 for part in right.table)
 
 
 @given(message=st.text(max_size=50))

@@ -1,0 +1,130 @@
+"""Reading the rows of planned documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from streamsft.errors import DataError, MetricError
+from streamsft.stream.documents import Documents
+from streamsft.types import Bools, Floats, Int32s, Ints, Sample
+
+__all__ = ["Read", "ReadIds", "Valued", "measured", "read_documents", "samples"]
+
+Read = Callable[[int, Ints], tuple[Sequence[Int32s], Sequence[Bools]]]
+"""From the number of a leaf and rows of it (int64[k]) to their ids (int32[n] each) and masks (bool[n] each)."""
+
+
+ReadIds = Callable[[int, Ints], Sequence[Int32s]]
+"""The same, ids alone."""
+
+
+class Valued(Protocol):
+    """A user's metric as far as reading is concerned: a name, and a number per sample."""
+
+    @property
+    def name(self) -> str: ...
+
+    def measure(self, sample: Sample, /) -> float: ...
+
+
+def read_documents(
+    names: Sequence[str], read: Read, documents: Documents, read_ids: ReadIds | None = None
+) -> tuple[list[Int32s], list[Bools]]:
+    """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views.
+
+    With `read_ids` the masks of documents whose `labels_from` is known are left unread, and come out empty.
+
+    Raises:
+        DataError: a source gave another number of tokens than its lengths say; names the source and the row.
+    """
+    group = documents.source * 2 + ((documents.labels_from >= 0) & (read_ids is not None))
+    order = np.argsort(group, kind="stable")
+    counts = np.bincount(group)
+    ids: list[Int32s] = []
+    masks: list[Bools] = []
+    stop = 0
+    for number in np.flatnonzero(counts).tolist():
+        start, stop = stop, stop + int(counts[number])
+        stored = documents.stored[order[start:stop]]
+        if read_ids is not None and number & 1:
+            ids += read_ids(number >> 1, stored)
+            masks += [_UNREAD] * len(stored)
+        else:
+            found = read(number >> 1, stored)
+            ids += found[0]
+            masks += found[1]
+    if len(counts) > 1:
+        places = np.argsort(order, kind="stable").tolist()
+        ids, masks = [ids[place] for place in places], [masks[place] for place in places]
+    _check(names, documents, ids, masks)
+    return ids, masks
+
+
+def _check(names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> None:
+    """Compare with what was planned what was read, and cut it to that."""
+    given = np.fromiter(map(len, ids), np.int64, len(ids))
+    promised = documents.start + documents.length + documents.cut
+    wrong = given < promised
+    for place, mask in enumerate(masks):
+        if mask is not _UNREAD and len(mask) != given[place]:
+            wrong[place] = True
+    if wrong.any() or len(ids) != len(documents.source):
+        at = int(np.argmax(wrong))
+        raise DataError(
+            f"source {names[int(documents.source[at])]!r}, row {documents.row[at]}: read() gave {len(ids[at])} ids and "
+            f"{len(masks[at])} mask entries where lengths says {promised[at]}; the members of a source must agree, and "
+            "its contents must not change"
+        )
+    for place in np.flatnonzero(given != documents.length).tolist():
+        part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
+        ids[place] = ids[place][part]
+        if masks[place] is not _UNREAD:
+            masks[place] = masks[place][part]
+
+
+_UNREAD = np.empty(0, np.bool_)
+
+
+def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
+    return _samples(names, documents, *read_documents(names, read, documents))
+
+
+def _samples(names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> list[Sample]:
+    rows = documents.row.tolist()
+    passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
+    return [
+        Sample(
+            input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
+            pass_index=passes[i], start=starts[i],
+        )
+        for i in range(len(ids))
+    ]  # fmt: skip
+
+
+def measured(
+    names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools], metrics: Sequence[Valued]
+) -> dict[str, Floats]:
+    """What each metric says of each document, float64[documents].
+
+    Raises:
+        MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
+    """
+    found = _samples(names, documents, ids, masks)
+    values = {}
+    for metric in metrics:
+        numbers = np.empty(len(found), np.float64)
+        for at, sample in enumerate(found):
+            try:
+                numbers[at] = metric.measure(sample)
+            except MetricError:
+                raise
+            except Exception as error:
+                raise MetricError(
+                    f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"
+                ) from error
+        values[metric.name] = numbers
+    return values

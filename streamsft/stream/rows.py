@@ -1,0 +1,111 @@
+"""Which rows the draws of indexable sources give: looked up for some windows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+
+from streamsft.order.keys import derive_key, hash64
+from streamsft.order.permutation import permute
+from streamsft.sources.base import IdsSource
+from streamsft.stream.mixture import Leaf
+from streamsft.types import Ints
+
+__all__ = ["DrawnRows", "Rows"]
+
+_AHEAD = 4096  # draws looked up together, which takes hardly longer than a quarter of them
+
+
+class DrawnRows(NamedTuple):
+    """The rows of some draws; int64[draws] each."""
+
+    stored: Ints
+    """Stored row in the source."""
+    row: Ints
+    """Its number in the source's input order."""
+    pass_index: Ints
+    """How often the source had been gone through before."""
+    length: Ints
+    """Tokens of the row."""
+    labels_from: Ints
+    """Its first supervised token if all behind it are supervised and its ids can be read alone; else -1."""
+
+
+class _Known(NamedTuple):
+    """Draws of a lane that were looked up: per source those from `first` to before `stop`, lying from `offset` on."""
+
+    first: Ints
+    stop: Ints
+    offset: Ints
+    columns: Ints
+    """`DrawnRows` as one array, int64[5, draws]."""
+
+
+@final
+class Rows:
+    """From draws to rows, a pure function of seed, names and contents.
+
+    Args:
+        leaves: the sources; those that stream are never asked for.
+        seed: seed of the order of each pass.
+        lanes: number of lanes that divide each source's rows.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], seed: int, lanes: int) -> None:
+        self._leaves = leaves
+        self._lanes = lanes
+        self._size = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
+        self._in_order = np.array([not leaf.shuffle for leaf in leaves])
+        self._keys = np.array([derive_key(seed, leaf.name, "rows") for leaf in leaves], np.uint64)
+        self._known: dict[int, _Known] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_known": {}}
+
+    def of(self, lane: int, source: Ints, number: Ints) -> DrawnRows:
+        """The rows of draws `number` of each `source` on a lane (int64[draws] each)."""
+        known = self._known.get(lane)
+        if known is None or not ((known.first[source] <= number) & (number < known.stop[source])).all():
+            known = self._known[lane] = self._look_up(lane, source, number)
+        return DrawnRows(*known.columns[:, (known.offset - known.first)[source] + number])
+
+    def _look_up(self, lane: int, source: Ints, number: Ints) -> _Known:
+        """These draws and, if they are the next of their sources, as many of the following as come with them."""
+        first = np.full(len(self._leaves), np.iinfo(np.int64).max)
+        stop = np.zeros(len(self._leaves), np.int64)
+        np.minimum.at(first, source, number)
+        np.maximum.at(stop, source, number + 1)
+        first = np.minimum(first, stop)
+        count = (stop - first) * max(1, _AHEAD // len(source))
+        offset = np.cumsum(count) - count
+        all_sources = np.repeat(np.arange(len(count)), count)
+        all_numbers = np.arange(len(all_sources)) - np.repeat(offset - first, count)
+        return _Known(first, first + count, offset, self._located(lane, all_sources, all_numbers, count))
+
+    def _located(self, lane: int, source: Ints, number: Ints, count: Ints) -> Ints:
+        """`DrawnRows` of draws that are sorted by source, of which there are `count` each, int64[5, draws]."""
+        size = self._size[source]
+        pass_index, place = np.divmod(number * self._lanes + lane, size)
+        keys = hash64(self._keys[source], pass_index.astype(np.uint64))
+        found = np.empty((5, len(source)), np.int64)
+        found[0] = np.where(self._in_order[source], place, permute(place, size, keys))
+        found[2] = pass_index
+        stop = 0
+        for leaf, rows in zip(self._leaves, count.tolist(), strict=True):
+            mine = slice(stop, stop + rows)
+            stop += rows
+            if not rows:
+                continue
+            if leaf.usable is not None:
+                found[0, mine] = leaf.usable[found[0, mine]]
+            stored = found[0, mine]
+            found[1, mine] = leaf.indexed.row_numbers[stored]
+            found[3, mine] = leaf.indexed.lengths[stored]
+            found[4, mine] = -1
+            if isinstance(leaf.source, IdsSource):
+                first = leaf.source.first_supervised[stored]
+                to_the_end = leaf.source.supervised[stored] == found[3, mine] - first
+                found[4, mine][to_the_end] = first[to_the_end]
+        return found
