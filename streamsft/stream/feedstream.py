@@ -70,7 +70,7 @@ class FeedStream(InfiniteDataset[Sample]):
         feed = self._feed
         assert feed is not None
         while True:
-            row = feed.rows([self._drawn])[0]
+            row = feed.one(self._drawn)
             feed.forget(self._drawn)
             self._drawn += 1
             yield Sample(

@@ -156,6 +156,7 @@ class Lane:
         self._open_feeds()
         self._open: Window | None = None
         self._opened = self._state.opened
+        self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
 
     @property
@@ -166,6 +167,7 @@ class Lane:
     def take(self, count: int, step: int = 0) -> Documents:
         """The documents of the next `count` packs, which go to `step`; packs numbered from 0."""
         self._forget()
+        self._read_ahead()
         parts: list[tuple[Documents, int]] = []
         while count:
             window = self._window(step)
@@ -194,6 +196,21 @@ class Lane:
         for number, feed in self._feeds.items():
             feed.forget(self._state.drawn[used[number]])
 
+    def _read_ahead(self) -> None:
+        """Read as much of the next window's rows as was given out of the open one since it was opened.
+
+        So a lane tokenizes some rows at each step rather than a window's at once. What is read has no part in the
+        state, and what cannot be read is told when it is drawn.
+        """
+        window, state = self._open, self._state
+        if window is None:
+            return
+        given, packs = state.emitted - self._resumed, window.packs - self._resumed
+        for at, feed in self._streaming().items():
+            drawn = int(window.drawn[at])
+            if ahead := (drawn - state.drawn[at]) * given // packs:
+                feed.read_ahead(drawn + ahead - 1)
+
     def _open_feeds(self) -> None:
         """Stand in the streaming sources of the plan where the state says, unless the lane does already."""
         for at, state in self._state.feeds.items():
@@ -220,6 +237,7 @@ class Lane:
                 state = self._weighed(state, state.opened or step)
                 self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
+            self._resumed = state.emitted
             self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
             if state.emitted >= self._open.packs:
                 raise StateError(

@@ -228,7 +228,7 @@ class _Costs:
 
     def _uncut(self, leaf: int, number: int) -> int:
         """Tokens of a streamed row; 0 if it must be cut up to tell."""
-        length, packing = len(self._feeds[leaf].rows([number])[0].input_ids), self._plan.packing
+        length, packing = len(self._feeds[leaf].one(number).input_ids), self._plan.packing
         if packing is None or length <= packing.sequence_length:
             return length
         return 0 if packing.overflow == "split" else packing.sequence_length

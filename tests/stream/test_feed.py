@@ -225,7 +225,7 @@ def test_source_of_two_rows_keeps_its_share_beside_a_large_one() -> None:
         for lane in lanes:
             _, packs = lane.rest()
             lane.advance(packs)
-            held = max(held, sum(len(feed._rows) + len(feed._block) for feed in lane._feeds.values()))
+            held = max(held, sum(len(feed._rows) + len(feed._raw) for feed in lane._feeds.values()))
     drawn = [sum(counts) for counts in zip(*(lane.state.drawn for lane in lanes), strict=True)]
     assert sum(drawn) == 200_000
     assert abs(drawn[0] / sum(drawn) - 0.5) <= 0.001
@@ -280,3 +280,61 @@ def test_rows_are_encoded_only_when_they_are_drawn() -> None:
     stream = StreamingSource(name=NAME, reader=ListShards(_shards(100)), encode=encode, shuffle_window=50)
     _feed(stream).rows(range(7))
     assert calls == [7]
+
+
+def test_some_rows_are_encoded_together_where_one_is_asked_for_and_none_of_another_block() -> None:
+    calls: list[int] = []
+
+    def encode(rows: Sequence[Any]) -> list[Encoded | Refused]:
+        calls.append(len(rows))
+        return encode_rows(rows)
+
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(100)), encode=encode, shuffle_window=40)
+    expected = [row.row for row in islice(_rows(_feed(source)), 90)]
+    calls.clear()
+    samples = list(islice(source.stream(seed=7), 90))
+    assert [sample.row for sample in samples] == expected
+    assert calls == [1, 16, 16, 7] * 2 + [1, 16]
+
+
+@pytest.mark.parametrize("broken", [0, 9, 25])
+def test_rows_before_one_that_cannot_be_encoded_are_given_out(broken: int) -> None:
+    def encode(rows: Sequence[Any]) -> list[Encoded | Refused]:
+        if any(ids[0] == broken for ids, _, _ in rows):
+            raise DataError(f"row {broken} is broken")
+        return encode_rows(rows)
+
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(30)), encode=encode, shuffle=False)
+    given = []
+    with pytest.raises(DataError, match=f"row {broken} is broken"):
+        for sample in source.stream():
+            given.append(sample.row)
+    assert given == list(range(broken))
+
+
+def test_reading_that_fails_goes_on_where_it_failed() -> None:
+    """Nothing is left out behind a failure, whether of a block or of an encoding."""
+    trouble = [DataError("not now")] * 3
+
+    class Shards(ListShards):
+        def read(self, unit: int, lanes: int, position: Any) -> Iterator[Any]:
+            for row in super().read(unit, lanes, position):
+                if row.number % 8 == 5 and trouble:
+                    raise trouble.pop()
+                yield row
+
+    source = StreamingSource(name=NAME, reader=Shards(_shards(20)), encode=encode_rows, shuffle_window=4)
+    feed = _feed(source)
+    for _ in range(3):
+        with pytest.raises(DataError, match="not now"):
+            feed.rows(range(12))
+    expected = _feed(streamed(NAME, _shards(20), shuffle_window=4)).rows(range(12))
+    assert [row.row for row in feed.rows(range(12))] == [row.row for row in expected]
+    feed.read_ahead(30)
+    assert len(feed._rows) == 31
+
+
+def test_encoder_must_give_a_result_for_each_row() -> None:
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(5)), encode=lambda rows: encode_rows(rows[1:]))
+    with pytest.raises(DataError, match="source 's': encode gave 2 results for 3 rows; it must give one for each"):
+        _feed(source).rows([2])
