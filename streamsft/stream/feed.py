@@ -4,52 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, final
-
-import numpy as np
+from typing import NamedTuple, final
 
 from streamsft.errors import DataError, EmptySourceError, StateError, StreamsftError
-from streamsft.order.keys import derive_key, shuffled
+from streamsft.sources.lastread import note
 from streamsft.sources.streaming import Encoded, RawRow, Refused, StreamingSource
+from streamsft.stream.blocks import Block, Blocks, FeedState
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Int32s
 
-__all__ = ["FedRow", "Feed", "FeedState"]
+__all__ = ["FedRow", "Feed"]
 
 _TOGETHER = 16  # rows that are encoded in one call where only the next one is asked for
 _SEARCHED = 512  # rows that are encoded in one call in search of one that can be drawn
 _NOTHING: Mapping[str, int] = {}
-
-
-class FeedState(NamedTuple):
-    """Where a lane stands in a streaming source; JSON as a list."""
-
-    pass_index: int = 0
-    """Passes behind."""
-    shard: int = 0
-    """Place in this pass's order of units where the open block starts."""
-    position: Any = None
-    """Where in that unit."""
-    taken: int = 0
-    """Rows of the open block that were taken."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Where the rows that are shuffled together begin and end, and how many they are."""
-
-    begin: FeedState
-    end: FeedState
-    size: int
-
-    def state(self, taken: int) -> FeedState:
-        """The position behind `taken` rows, in its one canonical form: a finished block is the start of the next."""
-        return self.end if taken == self.size else self.begin._replace(taken=taken)
 
 
 class FedRow(NamedTuple):
@@ -61,7 +32,7 @@ class FedRow(NamedTuple):
     pass_index: int
     refused: Mapping[str, int]
     """Rows that were refused on the way to it, by reason."""
-    block: _Block
+    block: Block
     """The block it is of."""
     taken: int
     """Rows of that block that were taken before the next one is."""
@@ -71,9 +42,7 @@ class FedRow(NamedTuple):
 class Feed:
     """A cursor over the accepted rows of a streaming source on one lane, numbered from 0.
 
-    In each pass the units are permuted by key and dealt to the lanes; dealing goes on where the pass before ended,
-    so that lanes pass through the data at the same rate whatever the number of units. A lane's rows are shuffled in
-    closed blocks. All of it is a pure function of seed, name, lane and position.
+    Which rows these are is said by `Blocks`.
 
     Args:
         source: what is read.
@@ -96,26 +65,21 @@ class Feed:
         state: FeedState | None = None,
     ) -> None:
         self._source = source
-        self._seed = seed
         self._lane = lane
         self._lanes = lanes
         self._packing = packing
-        self._units = source.reader.units(lanes)
-        if not self._units:
-            raise EmptySourceError(f"source {source.name!r} has no data to read")
         self._limit = sys.maxsize if packing is None else packing.sequence_length
+        self._blocks = Blocks(source, seed=seed, lane=lane, lanes=lanes)
         self._first = number
         self._rows: list[FedRow] = []
         self._before = state or FeedState()
         start = self._before._replace(taken=0)
-        self._block = _Block(start, start, 0)
+        self._block = Block(start, start, 0)
         self._raw: list[RawRow] = []
         self._taken = 0
-        self._rest: Iterator[RawRow] | None = None
         self._refused: Counter[str] = Counter()
         # The last pass that gave an accepted row, or need not: one that is not gone through from its start.
         self._fruitful = start.pass_index - (self._before == FeedState(start.pass_index))
-        self._order: tuple[int, Any] = (-1, None)
         if self._before.taken:
             self._open_block()
             self._taken = self._before.taken
@@ -124,10 +88,6 @@ class Feed:
                     f"source {source.name!r}, lane {lane}: {self._taken} rows of a block of {len(self._raw)} were "
                     "taken; the data has changed since the state was saved"
                 )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the unit that is being read, which is opened again where reading stands."""
-        return {**self.__dict__, "_rest": None}
 
     def rows(self, numbers: Sequence[int]) -> list[FedRow]:
         """Accepted rows `numbers`, none of them dropped yet, reading on as far as the last.
@@ -173,6 +133,7 @@ class Feed:
 
     def _encode(self, rows: list[RawRow]) -> None:
         """Take the block's next rows; those before one that raises are taken."""
+        note(self._source.name)
         results = self._source.encode([row.value for row in rows])
         if len(results) != len(rows):
             raise DataError(
@@ -218,40 +179,13 @@ class Feed:
         return "" if supervised.any() else "nothing_supervised"
 
     def _open_block(self) -> None:
-        """Gather the rows of the next block, going on to further units and passes as they end."""
+        """Go on to the next block, in this pass or a later one."""
+        note(self._source.name)
         begin = self._block.end
-        while True:
-            try:
-                rows, end = self._gathered(begin)
-            except BaseException:
-                self._rest = None  # it has ended; what comes next begins where this block did
-                raise
-            if rows:
-                break
+        while (found := self._blocks.read(begin)) is None:
             begin = self._next_pass(begin.pass_index + 1)
-        if self._source.shuffle and len(rows) > 1:
-            key = derive_key(self._seed, self._source.name, "block", begin.pass_index, rows[0].number)
-            rows = [rows[i] for i in shuffled(key, len(rows)).tolist()]
-        self._block, self._raw, self._taken = _Block(begin, end, len(rows)), rows, 0
-
-    def _gathered(self, begin: FeedState) -> tuple[list[RawRow], FeedState]:
-        """Rows from `begin` on, up to a block's worth or the end of the pass, and the place behind them."""
-        rows: list[RawRow] = []
-        size = 0
-        place, position = begin.shard, begin.position
-        units = self._dealt(begin.pass_index)
-        most, most_bytes = self._source.shuffle_window, self._source.block_bytes
-        while place < len(units) and len(rows) < most and size < most_bytes:
-            if self._rest is None:
-                self._rest = self._source.reader.read(units[place], self._lanes, position)
-            row = next(self._rest, None)
-            if row is None:
-                self._rest, place, position = None, place + 1, None
-                continue
-            rows.append(row)
-            size += row.size
-            position = row.after
-        return rows, FeedState(begin.pass_index, place, position)
+        self._block, self._raw = found
+        self._taken = 0
 
     def _next_pass(self, number: int) -> FeedState:
         """The start of pass `number`, unless those before it show that there is nothing to draw.
@@ -261,7 +195,6 @@ class Feed:
         which is found out by going through the whole source. So no source is called empty that is not, and the search
         at most doubles what is read in vain.
         """
-        self._rest = None
         barren = number - 1 - self._fruitful
         if barren >= self._lanes:
             everything = self._lanes == 1 or not self._source.shuffle
@@ -278,26 +211,12 @@ class Feed:
     def _search(self) -> Counter[str] | None:
         """Why no row of the whole source can be drawn; None if one can."""
         refused: Counter[str] = Counter()
-        for unit in range(self._units):
-            rows = self._source.reader.read(unit, self._lanes, None)
-            while chunk := list(islice(rows, _SEARCHED)):
-                results = self._source.encode([row.value for row in chunk])
-                for row, result in zip(chunk, results, strict=True):
-                    reason = result.reason if isinstance(result, Refused) else self._refusal(row, result)
-                    if not isinstance(result, Refused) and not reason:
-                        return None
-                    refused[reason] += 1
+        rows = self._blocks.everything()
+        while chunk := list(islice(rows, _SEARCHED)):
+            results = self._source.encode([row.value for row in chunk])
+            for row, result in zip(chunk, results, strict=True):
+                reason = result.reason if isinstance(result, Refused) else self._refusal(row, result)
+                if not isinstance(result, Refused) and not reason:
+                    return None
+                refused[reason] += 1
         return refused
-
-    def _dealt(self, pass_index: int) -> list[int]:
-        """The units of this lane in a pass, in order."""
-        first = (self._lane - pass_index * self._units) % self._lanes
-        if first >= self._units:  # as in most passes of a source with few rows
-            return []
-        if self._order[0] != pass_index:
-            units = np.arange(self._units)
-            if self._source.shuffle and self._units > 1:
-                units = shuffled(derive_key(self._seed, self._source.name, "shards", pass_index), self._units)
-            self._order = (pass_index, units[first :: self._lanes].tolist())
-        dealt: list[int] = self._order[1]
-        return dealt

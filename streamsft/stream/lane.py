@@ -9,8 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents
-from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.feed import Feed
 from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
 
@@ -45,16 +46,16 @@ class LaneState:
     def to_json(self) -> list[Any]:
         """The state as plain JSON values, short because there may be hundreds of lanes and sources.
 
-        ``[window, emitted, sources]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
+        ``[window, emitted, source, …]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
         that; then, if there is more to say, ``{"steps": [basis, opened], "before_edit": true}``.
         """
         sources: list[list[Any]] = [[due, drawn] for due, drawn in zip(self.due, self.drawn, strict=True)]
         for at, feed in self.feeds.items():
-            sources[at] += feed
+            sources[at] += feed.to_json()
         more: dict[str, Any] = {"steps": [self.basis, self.opened]} if self.basis or self.opened else {}
         if self.before_edit:
             more["before_edit"] = True
-        return [self.window, self.emitted, sources, *([more] if more else [])]
+        return [self.window, self.emitted, *sources, *([more] if more else [])]
 
     @classmethod
     def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
@@ -64,23 +65,22 @@ class LaneState:
             StateError: a part is missing or one too many, or no number >= 0.
         """
         try:
-            window, emitted, sources, more = (*value, {}) if len(value) == 3 else value
+            window, emitted, *sources = value
+            more = sources.pop() if sources and isinstance(sources[-1], dict) else None
             due, drawn = tuple(source[0] for source in sources), tuple(source[1] for source in sources)
-            feeds = {at: FeedState(*source[2:]) for at, source in enumerate(sources) if len(source) > 2}
-            basis, opened = more.get("steps", (0, 0))
-            before_edit = more.get("before_edit", False)
-            unknown = more.keys() - {"steps", "before_edit"}
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            feeds = {at: FeedState.from_json(source[2:]) for at, source in enumerate(sources) if len(source) > 2}
+            basis, opened = (more or {}).get("steps", (0, 0))
+        except (LookupError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        if unknown or not isinstance(before_edit, bool):
+        before_edit = more is not None and more.get("before_edit", False)
+        if more is not None and (not more or more.keys() - {"steps", "before_edit"} or type(before_edit) is not bool):
             raise StateError(f"{where}: holds {more!r}, which is unknown here")
         if len(due) != len(plan.leaves) or list(feeds) != plan.streaming:
             raise StateError(
                 f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are "
                 f"{len(plan.leaves)} and {len(plan.streaming)}"
             )
-        places = [number for feed in feeds.values() for number in (feed.pass_index, feed.shard, feed.taken)]
-        numbers = [window, emitted, basis, opened, *due, *drawn, *places]
+        numbers = [window, emitted, basis, opened, *due, *drawn]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
         return cls(

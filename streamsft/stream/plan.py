@@ -10,9 +10,10 @@ import numpy as np
 
 from streamsft.order.keys import derive_key, hash64, shuffled
 from streamsft.order.permutation import permute
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
-from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.feed import Feed
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Ints

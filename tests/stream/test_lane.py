@@ -20,7 +20,7 @@ from tests import laws
 from tests.fakes import ListShards, Row, encode_rows, plain_rows, source
 from tests.mixes import Mix, mixes
 
-STATE = [3, 2, [[5, 7], [0, 9]]]
+STATE = [3, 2, [5, 7], [0, 9]]
 
 
 def _two_sources() -> Plan:
@@ -76,10 +76,11 @@ def test_more_packs_given_out_than_the_window_holds_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, [], {}, "123", [3, 2], [*STATE, {"more": 1}], [*STATE, {}, {}], [*STATE, {"before_edit": 1}],
-     [3, 2, [[5, 7]]], [3, 2, [[5, 7], [0, 9], [1, 1]]], [3, 2, [[5], [0]]], [3, 2, 5], [3, 2, ["12", "34"]],
-     [3.0, 2, STATE[2]], [True, 2, STATE[2]], [3, -1, STATE[2]], [3, 2, [[5, 7], [0, None]]],
-     [3, 2, [[5, 7], [0, 9, 0, 0, None, 0]]], [*STATE, {"steps": [1]}], [*STATE, {"steps": [1, -1]}]],
+    [None, [], {}, "123", [3, 2], [*STATE, {"more": 1}], [*STATE, {}], [*STATE, {}, {}], [*STATE, {"before_edit": 1}],
+     [3, 2, [5, 7]], [*STATE, [1, 1]], [3, 2, [5], [0]], [3, 2, 5, 5], [3, 2, "12", "34"], [3, 2, {}, [0, 9]],
+     [3.0, *STATE[1:]], [True, *STATE[1:]], [3, -1, *STATE[2:]], [3, 2, [5, 7], [0, None]],
+     [3, 2, [5, 7], [0, 9, 0, 0, 0]], [*STATE, {"steps": [1]}], [*STATE, {"steps": [1, -1]}],
+     [*STATE, {"steps": 1}], [*STATE, 1]],
 )  # fmt: skip
 def test_damaged_state_is_refused_by_the_lane_it_is_for(value: Any) -> None:
     with pytest.raises(StateError, match="lane 4: "):
@@ -87,7 +88,8 @@ def test_damaged_state_is_refused_by_the_lane_it_is_for(value: Any) -> None:
 
 
 def test_state_comes_back_from_json() -> None:
-    assert LaneState.from_json(STATE, _two_sources(), "lane 0").to_json() == STATE
+    for state in (STATE, [*STATE, {"steps": [4, 5], "before_edit": True}]):
+        assert LaneState.from_json(state, _two_sources(), "lane 0").to_json() == state
 
 
 class Encoding:
