@@ -49,8 +49,9 @@ class LastRead:
         """What torch's `message` about dead workers means: which they are, and what they read last."""
         found = re.search(r"pid(?:\(s\))? ([\d, ]+)", message)
         pids = {int(pid) for pid in re.findall(r"\d+", found[1])} if found else set()
-        return "; ".join(
+        told = [
             f"worker {worker} (pid {pid}) read {'no source yet' if number < 0 else f'source {self._names[number]!r}'}"
             for worker, (pid, number) in enumerate(zip(self._pids, self._last, strict=True))
             if pid in pids
-        )
+        ]
+        return "; ".join(told) or "one that read no source yet"

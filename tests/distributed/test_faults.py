@@ -54,7 +54,7 @@ def make_loader(comm: Comm, data: Path, *, workers: int = 0, **options: Any) -> 
     mix = Interleave([corpus, source("fine", [5, 6])], [4.0, 1.0], seed=3)
     return Loader(
         Packer(mix, LENGTH, lookahead=8), global_batch_size=4, dp=Shard(comm.rank, comm.size), lanes_per_step=2,
-        lane_groups=1, workers=workers, tokenizer="characters",
+        lane_groups=1, workers=workers, start_method="fork", tokenizer="characters",
     )  # fmt: skip
 
 
