@@ -102,19 +102,7 @@ def build_source(
         return TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
     if source.streaming:
         return _streamed(name, source, encoders, transform)
-    store = tokenize(
-        raw_source(source),
-        None if transform else encoders.of(source),
-        name=name,
-        transform=transform,
-        format=source.format,
-        columns=source.columns,
-        cache_dir=cache_dir(config),
-        processes=processes,
-        on_bad_row=source.on_bad_row,
-        holdout=source.holdout,
-        progress=progress,
-    )
+    store = _tokenized(name, source, config, encoders, transform, processes=processes, progress=progress)
     if verify and store.path is not None:
         return TokenStore.open(store.path, name=name, verify=True)
     return store
@@ -149,20 +137,35 @@ def build_held_out(
     with naming(name):
         if source.streaming:
             return _streamed(name, source, encoders, transform).held_out()
-        return tokenize(
-            raw_source(source),
-            None if transform else encoders.of(source),
-            name=f"{name}{HELD}",
-            transform=transform,
-            format=source.format,
-            columns=source.columns,
-            cache_dir=cache_dir(config),
-            processes=processes,
-            on_bad_row=source.on_bad_row,
-            holdout=source.holdout,
-            held=True,
-            progress=progress,
-        )
+        return _tokenized(name, source, config, encoders, transform, held=True, processes=processes, progress=progress)
+
+
+def _tokenized(
+    name: str,
+    source: SourceConfig,
+    config: Config,
+    encoders: Encoders,
+    transform: Transform | None,
+    *,
+    held: bool = False,
+    processes: int | None,
+    progress: bool,
+) -> TokenStore:
+    """The rows of `source` that are trained on, or those that are held out."""
+    return tokenize(
+        raw_source(source),
+        None if transform else encoders.of(source),
+        name=f"{name}{HELD}" if held else name,
+        transform=transform,
+        format=source.format,
+        columns=source.columns,
+        cache_dir=cache_dir(config),
+        processes=processes,
+        on_bad_row=source.on_bad_row,
+        holdout=source.holdout,
+        held=held,
+        progress=progress,
+    )
 
 
 def _streamed(name: str, source: SourceConfig, encoders: Encoders, transform: Transform | None) -> StreamingSource:

@@ -85,6 +85,8 @@ def reading(file: RawFile) -> Iterator[None]:
     _check_unchanged(file)
     try:
         yield
+    except GeneratorExit:  # at the end of the process too, when the names below are gone
+        raise
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(file, error) from error
     except ValueError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -71,16 +72,11 @@ class HubDataset:
             ) from error
 
 
-@final
-class DatasetRows(RowReader):
-    """The rows of a `datasets.Dataset`, as `dataset[i]` gives them, whatever its format is set to.
+class _SizedRows(RowReader):
+    """Rows that have a length, as one file of that name; read in pieces of `_ROWS`."""
 
-    Keys of nested structs that are null are left out: the columnar table gave every struct the union
-    of all keys. In columns of type `datasets.Json` a null stays.
-    """
-
-    def __init__(self, dataset: datasets.Dataset, *, name: str = "dataset") -> None:
-        self._dataset = dataset
+    def __init__(self, rows: Sized, name: str) -> None:
+        self._size = len(rows)
         self._name = name
 
     @property
@@ -89,7 +85,30 @@ class DatasetRows(RowReader):
 
     @property
     def size(self) -> int:
-        return len(self._dataset)
+        return self._size
+
+    def chunks(self) -> Iterator[Chunk]:
+        done = 0
+        for rows in self._pieces():
+            yield ListedRows(first_row=done, read=done + len(rows), values=rows)
+            done += len(rows)
+
+    @abstractmethod
+    def _pieces(self) -> Iterator[tuple[dict[str, Any] | BadRow, ...]]:
+        """The rows, some at a time."""
+
+
+@final
+class DatasetRows(_SizedRows):
+    """The rows of a `datasets.Dataset`, as `dataset[i]` gives them, whatever its format is set to.
+
+    Keys of nested structs that are null are left out: the columnar table gave every struct the union
+    of all keys. In columns of type `datasets.Json` a null stays.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, *, name: str = "dataset") -> None:
+        super().__init__(dataset, name)
+        self._dataset = dataset
 
     def content_key(self) -> list[Any]:
         """Hash of the schema and of all values, in order."""
@@ -101,31 +120,20 @@ class DatasetRows(RowReader):
             digest.update(b"".join(serialized(piece) for piece in combined))
         return ["dataset", digest.hexdigest()]
 
-    def chunks(self) -> Iterator[Chunk]:
+    def _pieces(self) -> Iterator[tuple[dict[str, Any] | BadRow, ...]]:
         prune = null_pruner(self._dataset.features.arrow_schema)
-        done = 0
         for batch in self._dataset.with_format(None).iter(_ROWS):
             names = list(batch)
-            rows = tuple(prune(dict(zip(names, values, strict=True))) for values in zip(*batch.values(), strict=True))
-            yield ListedRows(first_row=done, read=done + len(rows), values=rows)
-            done += len(rows)
+            yield tuple(prune(dict(zip(names, values, strict=True))) for values in zip(*batch.values(), strict=True))
 
 
 @final
-class ListRows(RowReader):
+class ListRows(_SizedRows):
     """Rows that are in memory, as dicts of JSON values."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], *, name: str = "rows") -> None:
+        super().__init__(rows, name)
         self._rows = rows
-        self._name = name
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (self._name,)
-
-    @property
-    def size(self) -> int:
-        return len(self._rows)
 
     def content_key(self) -> list[Any]:
         """Hash of all rows as JSON, in order.
@@ -141,10 +149,9 @@ class ListRows(RowReader):
                 raise DataError(f"{self._name}:{number}: the row is not made of JSON values: {error}") from error
         return ["rows", digest.hexdigest()]
 
-    def chunks(self) -> Iterator[Chunk]:
+    def _pieces(self) -> Iterator[tuple[dict[str, Any] | BadRow, ...]]:
         for start in range(0, len(self._rows), _ROWS):
-            rows = tuple(_checked(row) for row in self._rows[start : start + _ROWS])
-            yield ListedRows(first_row=start, read=start + len(rows), values=rows)
+            yield tuple(_checked(row) for row in self._rows[start : start + _ROWS])
 
 
 def _checked(row: Mapping[str, Any]) -> dict[str, Any] | BadRow:

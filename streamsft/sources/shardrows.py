@@ -5,8 +5,8 @@ Positions behind a row, as JSON:
 ========================= ======================================== =======================================
 files                     position                                 how reading goes on there
 ========================= ======================================== =======================================
-JSON Lines, JSON arrays   [byte, row, line]                        seeks to the byte; compressed files are
-                                                                   decompressed up to it, and not decoded
+JSON Lines, JSON arrays   [byte, row, line]; lines that are rows   seeks to the byte; compressed files are
+                          without the line, which is row + 1       decompressed up to it, and not decoded
 Parquet                   [row group, row in it]                   opens the row group
 Arrow                     [record batch, row in it, its first row, opens the record batch
                           the byte where it starts]
@@ -79,15 +79,15 @@ def read_unit(file: RawFile, unit: Unit, position: Any) -> Iterator[RawRow]:
                 elif holds_array(stream, lines=file.format == "jsonl"):
                     yield from _array(file, unit, stream, _checked(file, position, 3))
                 else:
-                    yield from _lines(file, unit, stream, _checked(file, position, 3))
+                    yield from _lines(file, unit, stream, _checked(file, position, 2, 3))
 
 
-def _checked(file: RawFile, position: Any, length: int) -> list[int] | None:
+def _checked(file: RawFile, position: Any, *lengths: int) -> list[int] | None:
     if position is None:
         return None
     if not (
         isinstance(position, list | tuple)
-        and len(position) == length
+        and len(position) in lengths
         and all(type(number) is int and number >= 0 for number in position)
     ):
         raise StateError(
@@ -97,7 +97,8 @@ def _checked(file: RawFile, position: Any, length: int) -> list[int] | None:
 
 
 def _lines(file: RawFile, unit: Unit, stream: BinaryIO, position: list[int] | None) -> Iterator[RawRow]:
-    byte, row, line = position or (0, 0, 1)
+    byte, row, *other = position or (0, 0)
+    line = other[0] if other else row + 1
     _skip(file, stream, byte)
     base, step, start, name = unit.file << FILE_SHIFT, unit.step, unit.start, file.name
     for text in stream:
@@ -110,7 +111,8 @@ def _lines(file: RawFile, unit: Unit, stream: BinaryIO, position: list[int] | No
         row += 1
         if (row - 1) % step == start:
             value = JsonValue(text.rstrip(b"\n"), name, line - 1)
-            yield RawRow(base + row - 1, value, len(text) + _OBJECT_BYTES, [byte, row, line])
+            after = (byte, row) if line == row + 1 else (byte, row, line)
+            yield RawRow(base + row - 1, value, len(text) + _OBJECT_BYTES, after)
 
 
 def _array(file: RawFile, unit: Unit, stream: BinaryIO, position: list[int] | None) -> Iterator[RawRow]:
@@ -223,5 +225,5 @@ class _Taken:
         base = (self.unit.file << FILE_SHIFT) + self.first
         for index in range(begin, batch.num_rows):
             row = done + index * step
-            after = [*self.before, row + 1 - self.counted, *self.tail]
+            after = (*self.before, row + 1 - self.counted, *self.tail)  # a tuple: the garbage collector leaves it alone
             yield RawRow(base + row, ArrowValue(piece, index), size, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack, final
 
 from streamsft.errors import ConfigError
 from streamsft.types import Bools, Int32s, Shard, check_name
@@ -13,12 +13,7 @@ from streamsft.types import Bools, Int32s, Shard, check_name
 if TYPE_CHECKING:
     from streamsft.sources.store import TokenStore
     from streamsft.stream.feedstream import FeedStream
-    from streamsft.text.chat import ChatTokenizer
-    from streamsft.text.filters import Filters
-    from streamsft.text.holdout import HoldOut
-    from streamsft.text.jobs import Transform
-    from streamsft.text.rowencoders import Messages
-    from streamsft.text.streaming import ShardSource
+    from streamsft.text.streaming import EncoderOptions, ShardSource
 
 __all__ = ["Encoded", "RawRow", "Refused", "RowEncoder", "ShardReader", "StreamingSource"]
 
@@ -120,46 +115,27 @@ class StreamingSource:
         data: ShardSource | None = None,
         *,
         name: str,
-        transform: Transform | ChatTokenizer | None = None,
-        messages: Messages | None = None,
-        format: str | None = None,  # noqa: A002
-        columns: Mapping[str, str] | None = None,
-        filters: Filters = (),
-        token_filters: Filters = (),
-        on_bad_row: Literal["skip", "error"] = "skip",
-        holdout: HoldOut | float | None = None,
         shuffle: bool = True,
         shuffle_window: int = _SHUFFLE_WINDOW,
         block_bytes: int = _BLOCK_BYTES,
         reader: ShardReader | None = None,
         encode: RowEncoder | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> None:
         check_name(name)
         if type(shuffle_window) is not int or shuffle_window < 1:
             raise ConfigError(f"source {name!r}: shuffle_window {shuffle_window!r} is not a number of rows >= 1")
         if (data is None) == (reader is None):
             raise ConfigError(f"source {name!r}: give data, or a reader in its place")
-        making = (transform, messages, format, columns, filters or None, token_filters or None, holdout)
-        if encode is not None and (on_bad_row != "skip" or any(argument is not None for argument in making)):
-            raise ConfigError(f"source {name!r}: encode stands in place of transform, filters and holdout; give one")
+        if encode is not None and options:
+            raise ConfigError(f"source {name!r}: encode stands in place of {', '.join(options)}; give one")
         if reader is None or encode is None:
             from streamsft.text.streaming import open_shards, shard_encoder
 
             if reader is None:
                 assert data is not None
                 reader = open_shards(data, name)
-            encode = encode or shard_encoder(
-                reader,
-                name=name,
-                transform=transform,
-                messages=messages,
-                format=format,
-                columns=columns,
-                filters=filters,
-                token_filters=token_filters,
-                on_bad_row=on_bad_row,
-                holdout=holdout,
-            )
+            encode = encode or shard_encoder(reader, name, **options)
         fields = {"name": name, "reader": reader, "encode": encode, "shuffle": shuffle}
         fields |= {"shuffle_window": shuffle_window, "block_bytes": block_bytes}
         for field, value in fields.items():

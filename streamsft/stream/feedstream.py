@@ -7,8 +7,9 @@ from typing import Any, final
 
 from streamsft.errors import StateError
 from streamsft.sources.streaming import StreamingSource
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.faces import InfiniteDataset, Info
-from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.feed import Feed
 from streamsft.types import Sample, Shard
 
 __all__ = ["FeedStream"]
@@ -56,21 +57,21 @@ class FeedStream(InfiniteDataset[Sample]):
         state = None
         if position is not None:
             try:
-                state = FeedState(*position["feed"])
-            except (KeyError, TypeError) as error:
+                state = FeedState.from_json(position["feed"])
+            except (LookupError, TypeError, ValueError) as error:
                 raise StateError(f"{self.name}: the state's position is {position!r}") from error
         self._drawn = 0
         self._feed = Feed(self.source, seed=self.seed, lane=shard.index, lanes=shard.count, packing=None, state=state)
 
     def _position(self) -> dict[str, Any]:
         assert self._feed is not None
-        return {"feed": list(self._feed.state(self._drawn))}
+        return {"feed": self._feed.state(self._drawn).to_json()}
 
     def _items(self) -> Iterator[Sample]:
         feed = self._feed
         assert feed is not None
         while True:
-            row = feed.rows([self._drawn])[0]
+            row = feed.one(self._drawn)
             feed.forget(self._drawn)
             self._drawn += 1
             yield Sample(

@@ -9,8 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents
-from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.feed import Feed
 from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
 
@@ -45,16 +46,16 @@ class LaneState:
     def to_json(self) -> list[Any]:
         """The state as plain JSON values, short because there may be hundreds of lanes and sources.
 
-        ``[window, emitted, sources]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
+        ``[window, emitted, source, …]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
         that; then, if there is more to say, ``{"steps": [basis, opened], "before_edit": true}``.
         """
         sources: list[list[Any]] = [[due, drawn] for due, drawn in zip(self.due, self.drawn, strict=True)]
         for at, feed in self.feeds.items():
-            sources[at] += feed
+            sources[at] += feed.to_json()
         more: dict[str, Any] = {"steps": [self.basis, self.opened]} if self.basis or self.opened else {}
         if self.before_edit:
             more["before_edit"] = True
-        return [self.window, self.emitted, sources, *([more] if more else [])]
+        return [self.window, self.emitted, *sources, *([more] if more else [])]
 
     @classmethod
     def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
@@ -64,23 +65,22 @@ class LaneState:
             StateError: a part is missing or one too many, or no number >= 0.
         """
         try:
-            window, emitted, sources, more = (*value, {}) if len(value) == 3 else value
+            window, emitted, *sources = value
+            more = sources.pop() if sources and isinstance(sources[-1], dict) else None
             due, drawn = tuple(source[0] for source in sources), tuple(source[1] for source in sources)
-            feeds = {at: FeedState(*source[2:]) for at, source in enumerate(sources) if len(source) > 2}
-            basis, opened = more.get("steps", (0, 0))
-            before_edit = more.get("before_edit", False)
-            unknown = more.keys() - {"steps", "before_edit"}
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            feeds = {at: FeedState.from_json(source[2:]) for at, source in enumerate(sources) if len(source) > 2}
+            basis, opened = (more or {}).get("steps", (0, 0))
+        except (LookupError, TypeError, ValueError) as error:
             raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        if unknown or not isinstance(before_edit, bool):
+        before_edit = more is not None and more.get("before_edit", False)
+        if more is not None and (not more or more.keys() - {"steps", "before_edit"} or type(before_edit) is not bool):
             raise StateError(f"{where}: holds {more!r}, which is unknown here")
         if len(due) != len(plan.leaves) or list(feeds) != plan.streaming:
             raise StateError(
                 f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are "
                 f"{len(plan.leaves)} and {len(plan.streaming)}"
             )
-        places = [number for feed in feeds.values() for number in (feed.pass_index, feed.shard, feed.taken)]
-        numbers = [window, emitted, basis, opened, *due, *drawn, *places]
+        numbers = [window, emitted, basis, opened, *due, *drawn]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise StateError(f"{where}: holds something that is no integer >= 0")
         return cls(
@@ -156,6 +156,7 @@ class Lane:
         self._open_feeds()
         self._open: Window | None = None
         self._opened = self._state.opened
+        self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
 
     @property
@@ -166,6 +167,7 @@ class Lane:
     def take(self, count: int, step: int = 0) -> Documents:
         """The documents of the next `count` packs, which go to `step`; packs numbered from 0."""
         self._forget()
+        self._read_ahead()
         parts: list[tuple[Documents, int]] = []
         while count:
             window = self._window(step)
@@ -194,6 +196,21 @@ class Lane:
         for number, feed in self._feeds.items():
             feed.forget(self._state.drawn[used[number]])
 
+    def _read_ahead(self) -> None:
+        """Read as much of the next window's rows as was given out of the open one since it was opened.
+
+        So a lane tokenizes some rows at each step rather than a window's at once. What is read has no part in the
+        state, and what cannot be read is told when it is drawn.
+        """
+        window, state = self._open, self._state
+        if window is None:
+            return
+        given, packs = state.emitted - self._resumed, window.packs - self._resumed
+        for at, feed in self._streaming().items():
+            drawn = int(window.drawn[at])
+            if ahead := (drawn - state.drawn[at]) * given // packs:
+                feed.read_ahead(drawn + ahead - 1)
+
     def _open_feeds(self) -> None:
         """Stand in the streaming sources of the plan where the state says, unless the lane does already."""
         for at, state in self._state.feeds.items():
@@ -220,6 +237,7 @@ class Lane:
                 state = self._weighed(state, state.opened or step)
                 self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
+            self._resumed = state.emitted
             self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
             if state.emitted >= self._open.packs:
                 raise StateError(

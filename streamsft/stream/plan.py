@@ -9,9 +9,10 @@ from typing import final
 import numpy as np
 
 from streamsft.order.keys import derive_key, shuffled
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
-from streamsft.stream.feed import Feed, FeedState
+from streamsft.stream.feed import Feed
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.stream.rows import DrawnRows, Rows
@@ -231,7 +232,7 @@ class _Costs:
 
     def _uncut(self, leaf: int, number: int) -> int:
         """Tokens of a streamed row; 0 if it must be cut up to tell."""
-        length, packing = len(self._feeds[leaf].rows([number])[0].input_ids), self._plan.packing
+        length, packing = len(self._feeds[leaf].one(number).input_ids), self._plan.packing
         if packing is None or length <= packing.sequence_length:
             return length
         return 0 if packing.overflow == "split" else packing.sequence_length

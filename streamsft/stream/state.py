@@ -21,7 +21,7 @@ __all__ = [
     "merged",
 ]
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Raised when the meaning of a state, or the order of a stream, changes."""
 
 _DIGEST = 12  # hex digits of a source's fingerprint kept in state: 48 bits tell changed contents apart
@@ -116,18 +116,18 @@ def begun_before_edit(lanes: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_before_edit(lane: Any) -> bool:
     """Whether a lane's JSON state stands under the mix that the last edit replaced."""
-    return _is_more(lane) and bool(lane[3].get("before_edit"))
+    return _has_more(lane) and bool(lane[-1].get("before_edit"))
 
 
-def _is_more(lane: Any) -> bool:
+def _has_more(lane: Any) -> bool:
     """Whether a lane says more than where it stands; see `LaneState.to_json`."""
-    return isinstance(lane, list) and len(lane) == 4 and isinstance(lane[3], Mapping)
+    return isinstance(lane, list) and bool(lane) and isinstance(lane[-1], Mapping)
 
 
 def _marked(lane: Any) -> Any:
     """The lane as one that stands under the mix before an edit; as it is if it is damaged, to be refused later."""
-    if _is_more(lane):
-        return [*lane[:3], {**lane[3], "before_edit": True}]
+    if _has_more(lane):
+        return [*lane[:-1], {**lane[-1], "before_edit": True}]
     return [*lane, {"before_edit": True}] if isinstance(lane, list) else lane
 
 

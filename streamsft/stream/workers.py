@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, final
 
 from torch.utils.data import IterableDataset
@@ -14,12 +17,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
+from streamsft.sources.lastread import LastRead, note
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch, error_to_bytes, materialize
 from streamsft.stream.reading import Valued
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner, Topology
 from streamsft.text.streaming import check_portable
-from streamsft.types import Shard
+from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
 
@@ -53,6 +57,7 @@ class RawSteps(IterableDataset[bytes]):
         skip: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
+        self.last_read: LastRead | None = None
         self.mixes = mixes
         self.topology = topology
         self.slots = slots
@@ -64,6 +69,16 @@ class RawSteps(IterableDataset[bytes]):
     def batches(self, shard: Shard) -> Iterator[RawBatch]:
         """Every `shard.count`-th step, beginning with the one at `shard.index`; those to skip without packs."""
         planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
+        names = self.mixes.names
+
+        def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+            note(names[number])
+            return planner.read(number, stored)
+
+        def read_ids(number: int, stored: Ints) -> Sequence[Int32s]:
+            note(names[number])
+            return planner.read_ids(number, stored)
+
         together: list[StepPlan] = []
         documents, enough = 0, 1  # the first step alone, for it is waited for
         for step in self._planned(planner, shard):
@@ -72,9 +87,7 @@ class RawSteps(IterableDataset[bytes]):
                 together.append(step)
                 documents += len(step.documents.source)
             if skipped or self.mixes.streaming or documents >= enough:
-                yield from materialize(
-                    self.mixes.names, planner.read, planner.read_ids, together, self.slots, self.metrics
-                )
+                yield from materialize(names, read, read_ids, together, self.slots, self.metrics)
                 enough = min(2 * documents, _READ_TOGETHER)
                 together, documents = [], 0
             if skipped:
@@ -93,8 +106,11 @@ class RawSteps(IterableDataset[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
+        shard = worker_shard(Shard())
+        if self.last_read is not None:
+            self.last_read.begin(shard.index)
         try:
-            for raw in self.batches(worker_shard(Shard())):
+            for raw in self.batches(shard):
                 yield raw.to_bytes()
         except StreamsftError as error:
             yield error_to_bytes(error)
@@ -116,8 +132,9 @@ def worker_batches(
     Raises:
         StreamsftError: what a worker raised, where its batch would have come.
         ConfigError: a source cannot be sent to a process; names it.
-        DataError: a worker died.
+        DataError: a worker died; says which, and what it read last.
     """
+    steps.last_read = last_read = LastRead(steps.mixes.names, workers)
     with warnings.catch_warnings():
         # torchdata 0.11 calls what newer releases of torch deprecate
         warnings.filterwarnings("ignore", message=".*set_vital.*")
@@ -130,7 +147,8 @@ def worker_batches(
             snapshot_every_n_steps=None,
         )
     try:
-        batches = iter(loader)
+        with _own_child_handler():
+            batches = iter(loader)
     except _PICKLING:
         for leaf in steps.mixes.leaves:
             if leaf.streams:
@@ -146,10 +164,27 @@ def worker_batches(
             if "DataLoader worker (pid" not in str(error):  # what a worker raised says "worker process"
                 raise
             raise DataError(
-                f"a loader worker died ({error}); often the system stopped it for want of memory: lower "
-                "loader.workers, then start the same command again to go on from the last checkpoint"
+                f"a loader worker died: {last_read.dead(str(error))} ({error}). Often the system stopped it for want "
+                "of memory: lower loader.workers, then start the same command again to go on from the last checkpoint"
             ) from error
         yield RawBatch.from_bytes(data, steps.mixes)
+
+
+@contextmanager
+def _own_child_handler() -> Iterator[None]:
+    """Keep the handler of SIGCHLD that there is.
+
+    torch sets one that raises wherever the main thread is when a worker dies, be it between a rank's collectives or in
+    the middle of a checkpoint. Without it, torch finds within five seconds that the worker it waits for is dead.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where none can be set
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
 
 
 _PICKLING = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for what it cannot write

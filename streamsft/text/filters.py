@@ -15,7 +15,7 @@ __all__ = ["Filters", "apply_filters", "named_filters"]
 
 Filters: TypeAlias = "Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]]"
 
-_TAKEN = {*REASONS, HELD_OUT, TRANSFORM_REASON, "messages", "too_long"}
+_TAKEN = {*REASONS, HELD_OUT, TRANSFORM_REASON, "messages", "too_long", "other"}  # what reasons unforeseen count as
 
 
 def named_filters(filters: Filters, what: str) -> dict[str, Callable[[Any], Any]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -29,14 +29,13 @@ from streamsft.text.holdout import HoldOut, all_rows, held_rows
 from streamsft.text.jobs import Transform, decode_columns
 from streamsft.text.rowencoders import ChatEncoder, Messages, RowsEncoder, TokenEncoder, TransformEncoder
 from streamsft.text.shardencoding import ShardEncoder
-from streamsft.types import check_name
 
 if TYPE_CHECKING:
     import datasets
 
     from streamsft.text.chat import ChatTokenizer
 
-__all__ = ["ShardSource", "check_portable", "held_out", "open_shards", "shard_encoder"]
+__all__ = ["EncoderOptions", "ShardSource", "check_portable", "held_out", "open_shards", "shard_encoder"]
 
 ShardSource: TypeAlias = "Paths | HubDataset | datasets.IterableDataset | ShardReader"
 
@@ -77,20 +76,21 @@ def open_shards(source: ShardSource, name: str) -> ShardReader:
     )
 
 
-def shard_encoder(
-    reader: ShardReader,
-    *,
-    name: str,
-    transform: Transform | ChatTokenizer | None = None,
-    messages: Messages | None = None,
-    format: str | None = None,  # noqa: A002
-    columns: Mapping[str, str] | None = None,
-    filters: Filters = (),
-    token_filters: Filters = (),
-    on_bad_row: Literal["skip", "error"] = "skip",
-    holdout: HoldOut | float | None = None,
-) -> ShardEncoder:
-    """What makes tokens of the rows of `reader`; the arguments are those of `StreamingSource`.
+class EncoderOptions(TypedDict, total=False):
+    """How rows are made into tokens; `StreamingSource` says what each means."""
+
+    transform: Transform | ChatTokenizer | None
+    messages: Messages | None
+    format: str | None
+    columns: Mapping[str, str] | None
+    filters: Filters
+    token_filters: Filters
+    on_bad_row: Literal["skip", "error"]
+    holdout: HoldOut | float | None
+
+
+def shard_encoder(reader: ShardReader, name: str, **options: Unpack[EncoderOptions]) -> ShardEncoder:
+    """What makes tokens of the rows of `reader`.
 
     Raises:
         ConfigError: an argument is wrong, or has no effect beside another one.
@@ -98,52 +98,51 @@ def shard_encoder(
     """
     from streamsft.text.chat import ChatTokenizer
 
-    check_name(name)
     where = f"source {name}"
-    if on_bad_row not in ("skip", "error"):
-        raise ConfigError(f"{where}: on_bad_row: {on_bad_row!r}; use skip or error")
-    chat = transform if isinstance(transform, ChatTokenizer) else None
-    _check(where, chat, transform, messages, format, columns)
+    _check(where, options)
+    transform, messages, holdout = options.get("transform"), options.get("messages"), options.get("holdout")
     rows: RowsEncoder
-    if chat is not None and messages is not None:
-        rows = ChatEncoder(chat, messages=messages)
-    elif chat is not None:
-        columns = columns or chat.columns
-        rows = ChatEncoder(chat, format or chat.format or _detected(reader, where, columns), columns)
-    elif transform is not None:
-        rows = TransformEncoder(transform)
+    if not isinstance(transform, ChatTokenizer):
+        if transform is None:
+            _check_tokens(reader, where)
+        rows = TokenEncoder() if transform is None else TransformEncoder(transform)
+    elif messages is not None:
+        rows = ChatEncoder(transform, messages=messages)
     else:
-        _check_tokens(reader, where)
-        rows = TokenEncoder()
+        columns = options.get("columns") or transform.columns
+        named = options.get("format") or transform.format
+        rows = ChatEncoder(transform, named or _detected(reader, where, columns), columns)
     return ShardEncoder(
         rows,
         name=name,
-        filters=named_filters(filters, "filters"),
-        token_filters=named_filters(token_filters, "token_filters"),
+        filters=named_filters(options.get("filters", ()), "filters"),
+        token_filters=named_filters(options.get("token_filters", ()), "token_filters"),
         threshold=None if holdout is None else HoldOut.of(holdout).threshold(reader, where),
-        strict=on_bad_row == "error",
+        strict=options.get("on_bad_row") == "error",
     )
 
 
-def _check(
-    where: str,
-    chat: ChatTokenizer | None,
-    transform: Any,
-    messages: Messages | None,
-    format: str | None,  # noqa: A002
-    columns: Mapping[str, str] | None,
-) -> None:
+def _check(where: str, options: EncoderOptions) -> None:
+    from streamsft.text.chat import ChatTokenizer
+
+    if unknown := options.keys() - EncoderOptions.__annotations__.keys():
+        raise TypeError(f"{where}: unknown argument {min(unknown)!r}")
+    transform, messages = options.get("transform"), options.get("messages")
     for name, function in (("transform", transform), ("messages", messages)):
         if function is not None and not callable(function):
             raise ConfigError(f"{where}: {name}: a {type(function).__name__} is no function")
-    if chat is None and messages is not None:
+    if (on_bad_row := options.get("on_bad_row", "skip")) not in ("skip", "error"):
+        raise ConfigError(f"{where}: on_bad_row: {on_bad_row!r}; use skip or error")
+    chat = isinstance(transform, ChatTokenizer)
+    if messages is not None and not chat:
         raise ConfigError(f"{where}: messages needs transform=ChatTokenizer(...), which renders what it returns")
-    if (format or columns) and (chat is None or messages is not None):
+    named, columns = options.get("format"), options.get("columns")
+    if (named or columns) and (messages is not None or not chat):
         raise ConfigError(
             f"{where}: format and columns have no effect on a function, which gets rows as they are; leave them out"
         )
-    if format is not None:
-        parser(format, columns)
+    if named is not None:
+        parser(named, columns)
 
 
 def _detected(reader: ShardReader, where: str, columns: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from streamsft.comm import Comm, agreeing
@@ -26,6 +26,7 @@ def edit_record(step: int, before: Mapping[str, Any], after: Mapping[str, Any]) 
     """What is noted of an edit behind `step`, as JSON, from the fingerprints of the streams.
 
     Shares are those of all draws at the start of the schedules, from and to; null where the source is not there.
+    Orders are what the order of a source depends on beside seed and contents, from and to, where that was edited.
     """
     old, new = before["sources"], after["sources"]
     both = old.keys() & new.keys()
@@ -39,6 +40,9 @@ def edit_record(step: int, before: Mapping[str, Any], after: Mapping[str, Any]) 
         "changed": sorted(
             name for name in both if [*old[name][:1], *old[name][2:]] != [*new[name][:1], *new[name][2:]]
         ),
+        "orders": {
+            name: [_order(old[name]), _order(new[name])] for name in sorted(both) if old[name][2:] != new[name][2:]
+        },
         "shares": {name: pair for name, pair in sorted(shares.items()) if pair[0] != pair[1]},
         "schedules": after.get("schedules", {}),
     }
@@ -47,8 +51,14 @@ def edit_record(step: int, before: Mapping[str, Any], after: Mapping[str, Any]) 
 def describe_edit(edit: Mapping[str, Any]) -> str:
     """One line of an `edit_record`."""
     parts = [f"{what} {', '.join(edit[what])}" for what in ("added", "removed", "changed") if edit[what]]
+    parts += [f"shuffle of {name}: {old} -> {new}" for name, (old, new) in edit["orders"].items()]
     parts += [f"{name} {_share(old)} -> {_share(new)}" for name, (old, new) in edit["shares"].items()]
     return f"the mix is edited behind step {edit['step']}: {'; '.join(parts) or 'its weights by step'}"
+
+
+def _order(source: Sequence[Any]) -> str:
+    """Of a source's entry in a fingerprint."""
+    return str(source[2]) if len(source) > 2 else "whole passes"
 
 
 def _share(share: float | None) -> str:

@@ -202,11 +202,10 @@ class _Run:
         if start < self._settings.steps:
             self._logged = (time.monotonic(), start)
             with StopSignals() as signals, _iterating(self._parts.loader) as batches:
-                for batch in batches:
+                while not stop and step < self._settings.steps:
+                    batch = self._next(batches)
                     step = batch.step
                     stop = self._step(batch, signals)
-                    if stop or step >= self._settings.steps:
-                        break
         return TrainResult(
             steps=step,
             run_dir=self._settings.run_dir,
@@ -216,6 +215,14 @@ class _Run:
             stopped_by=signal_name(stop) if stop else "steps",
             skipped_steps=self._parts.skipped_steps,
         )
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """This rank's next batch; if any rank has none, all raise, none of them waiting for another."""
+        try:
+            return next(batches)
+        except Exception as error:
+            exchange(self._comm, 0, 0, error)
+            raise
 
     def _step(self, batch: Batch, signals: StopSignals) -> int:
         """Make one step with all that belongs to it, and return the signal that ends the run, or 0."""

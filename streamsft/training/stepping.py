@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 import torch
 
-from streamsft.comm import Comm
+from streamsft.comm import Comm, agree
 from streamsft.errors import RunError
 from streamsft.stream.collate import Batch
 from streamsft.training.loss import token_loss_sum
@@ -43,11 +43,19 @@ class StepOutcome:
     gradient_norm: float
 
 
-def exchange(comm: Comm, tokens: int, stop: int) -> tuple[int, int]:
-    """Return the sum of all ranks' `tokens` and the largest of their `stop`; one collective."""
+def exchange(comm: Comm, tokens: int, stop: int, error: Exception | None = None) -> tuple[int, int]:
+    """Return the sum of all ranks' `tokens` and the largest of their `stop`; one collective.
+
+    Args:
+        error: why this rank cannot make the step; all ranks raise it then (see `streamsft.comm.agree`).
+    """
     if comm.size == 1:
+        if error is not None:
+            raise error
         return tokens, stop
-    everyone = comm.all_gather(np.array([tokens, stop], np.int64))
+    everyone = comm.all_gather(np.array([tokens, stop, error is not None], np.int64))
+    if everyone[:, 2].any():
+        agree(comm, error)
     return int(everyone[:, 0].sum()), int(everyone[:, 1].max())
 
 

@@ -214,7 +214,7 @@ def test_what_was_refused_is_all_that_lies_between_the_rows_drawn(folder: Path) 
     mine = Aggregator(loader.sources)
     for part in loader:
         mine.update(part.stats)
-        _, emitted, sources = loader.state_dict()["lanes"]["0"]
+        _, emitted, *sources = loader.state_dict()["lanes"]["0"]
         if loader.step > 30 and not emitted:  # a finished window: all that was planned was given out
             break
     drawn = sources[1][1]

@@ -68,3 +68,31 @@ def test_one_good_row_among_many_is_found_by_every_lane() -> None:
     for lane in range(8):
         rows = _feed(streamed("s", shards), lane, 8).rows(range(4))
         assert {row.row for row in rows} == {(5 << 32) + 1}
+
+
+def test_few_good_rows_among_thousands_on_many_lanes_are_no_empty_source() -> None:
+    """A lane's random part of as many passes as there are lanes misses the one good row once in three times."""
+    shards = [plain_rows(1, refused="odd") * 40 for _ in range(64)]
+    shards[5][7] = plain_rows(1)[0]
+    missed = 0
+    for lane in range(0, 64, 5):
+        (row,) = _feed(streamed("s", shards, shuffle_window=50), lane, 64).rows([0])
+        assert row.row == (5 << 32) + 7
+        missed += row.pass_index >= 64
+    assert missed, "no lane has searched the whole source"
+
+
+def test_lane_that_is_dealt_the_same_bad_rows_again_and_again_says_so() -> None:
+    """Unshuffled, two files on two lanes: the second lane gets the second file alone."""
+    stream = streamed("s", [plain_rows(3), plain_rows(3, refused="odd")], shuffle=False)
+    assert [row.row for row in _feed(stream, 0, 2).rows(range(4))] == [0, 1, 2, 0]
+    with pytest.raises(EmptySourceError, match="source 's' gave lane 1 no row that could be drawn in 2 passes: 6 odd"):
+        _feed(stream, 1, 2).rows([0])
+
+
+def test_rest_of_a_pass_without_a_good_row_is_not_taken_for_the_whole() -> None:
+    stream = streamed("s", [[*plain_rows(1), *plain_rows(3, refused="odd")]], shuffle=False, shuffle_window=1)
+    first = _feed(stream)
+    first.rows([0])
+    again = Feed(stream, seed=7, lane=0, lanes=1, packing=None, number=1, state=first.state(1))
+    assert [(row.row, row.pass_index, row.refused) for row in again.rows([1])] == [(0, 1, {"odd": 3})]

@@ -14,7 +14,8 @@ from hypothesis import given, settings, strategies as st
 from streamsft.errors import DataError, StateError
 from streamsft.order.keys import derive_key, shuffled
 from streamsft.sources.streaming import Encoded, Refused, StreamingSource
-from streamsft.stream.feed import FedRow, Feed, FeedState
+from streamsft.stream.blocks import FeedState
+from streamsft.stream.feed import FedRow, Feed
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.loader import Loader
@@ -160,11 +161,11 @@ def test_any_number_of_resumes_in_a_row_loses_and_repeats_nothing(
     make = lambda: streamed(NAME, shards, shuffle_window=window)  # noqa: E731
     expected = [row.row for row in islice(_rows(_feed(make(), lanes - 1, lanes)), sum(segments) + 1)]
     found: list[int] = []
-    state: Any = list(FeedState())
+    state: Any = FeedState().to_json()
     for length in segments:
-        feed = _feed(make(), lanes - 1, lanes, number=len(found), state=FeedState(*state))
+        feed = _feed(make(), lanes - 1, lanes, number=len(found), state=FeedState.from_json(state))
         found += [row.row for row in feed.rows(range(len(found), len(found) + length))]
-        state = json.loads(json.dumps(feed.state(len(found))))
+        state = json.loads(json.dumps(feed.state(len(found)).to_json()))
     assert found == expected[: len(found)]
 
 
@@ -225,7 +226,7 @@ def test_source_of_two_rows_keeps_its_share_beside_a_large_one() -> None:
         for lane in lanes:
             _, packs = lane.rest()
             lane.advance(packs)
-            held = max(held, sum(len(feed._rows) + len(feed._block) for feed in lane._feeds.values()))
+            held = max(held, sum(len(feed._rows) + len(feed._raw) for feed in lane._feeds.values()))
     drawn = [sum(counts) for counts in zip(*(lane.state.drawn for lane in lanes), strict=True)]
     assert sum(drawn) == 200_000
     assert abs(drawn[0] / sum(drawn) - 0.5) <= 0.001
@@ -236,7 +237,7 @@ def test_source_of_two_rows_keeps_its_share_beside_a_large_one() -> None:
     assert max(passes) - min(passes) <= 8, "lanes lie far apart"
 
 
-@pytest.mark.parametrize(("sources", "lanes"), [(1, 4), (1, 128), (5, 32), (20, 4)])
+@pytest.mark.parametrize(("sources", "lanes"), [(1, 4), (1, 512), (5, 32), (20, 4)])
 def test_state_of_many_lanes_is_small_far_into_a_run(sources: int, lanes: int) -> None:
     """Positions as a file of JSON Lines has them, after a hundred windows and passes."""
     children = [streamed(f"corpus-{number:02d}", _shards(40)) for number in range(sources)]
@@ -247,13 +248,34 @@ def test_state_of_many_lanes_is_small_far_into_a_run(sources: int, lanes: int) -
     laws.first(loader, 4)
     laws.state_is_small_json(loader.state_dict(), sources * lanes)
     far = laws.as_json(loader.state_dict())
-    place = FeedState(12, 345, [73_400_320, 90_000, 90_001], 999)
+    place = FeedState(12, 345, [73_400_320, 90_000], 999)
     one = LaneState(
         window=12_345, due=(2**32 * sources,) * sources, drawn=(12_345_678 // sources,) * sources, emitted=123,
         feeds=dict.fromkeys(range(sources), place),
     )  # fmt: skip
     far["lanes"] = {number: one.to_json() for number in far["lanes"]}
     laws.state_is_small_json(laws.as_json(far), sources * lanes)
+
+
+@pytest.mark.parametrize("position", [None, 0, 7, "x", [], [5], [5, 6], [None, [1, 2]], {"like": 1}])
+def test_position_comes_back_from_json(position: Any) -> None:
+    for state in (FeedState(position=position), FeedState(1, 2, position, 3)):
+        assert FeedState.from_json(laws.as_json({"feed": state.to_json()})["feed"]) == state
+
+
+@pytest.mark.parametrize(
+    "value", [[], [0, 0], [0, 0, None], [0, -1, 0], [0, 0, True], [0, 0, 0, None], [0, 0, 0, [1, 2]]]
+)
+def test_position_in_another_form_is_refused(value: list[Any]) -> None:
+    stream = streamed(NAME, _shards(9)).stream()
+    state = stream.state_dict()
+    with pytest.raises(StateError, match="s: the state's position is "):
+        next(iter(_loaded(streamed(NAME, _shards(9)).stream(), {**state, "position": {"feed": value}})))
+
+
+def _loaded(stream: Any, state: dict[str, Any]) -> Any:
+    stream.load_state_dict(state)
+    return stream
 
 
 def test_worker_opens_no_lane_of_another_one() -> None:
@@ -280,3 +302,60 @@ def test_rows_are_encoded_only_when_they_are_drawn() -> None:
     stream = StreamingSource(name=NAME, reader=ListShards(_shards(100)), encode=encode, shuffle_window=50)
     _feed(stream).rows(range(7))
     assert calls == [7]
+
+
+def test_some_rows_are_encoded_together_where_one_is_asked_for_and_none_of_another_block() -> None:
+    calls: list[int] = []
+
+    def encode(rows: Sequence[Any]) -> list[Encoded | Refused]:
+        calls.append(len(rows))
+        return encode_rows(rows)
+
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(100)), encode=encode, shuffle_window=40)
+    expected = [row.row for row in islice(_rows(_feed(source)), 90)]
+    calls.clear()
+    samples = list(islice(source.stream(seed=7), 90))
+    assert [sample.row for sample in samples] == expected
+    assert calls == [1, 16, 16, 7] * 2 + [1, 16]
+
+
+@pytest.mark.parametrize("broken", [0, 9, 25])
+def test_rows_before_one_that_cannot_be_encoded_are_given_out(broken: int) -> None:
+    def encode(rows: Sequence[Any]) -> list[Encoded | Refused]:
+        if any(ids[0] == broken for ids, _, _ in rows):
+            raise DataError(f"row {broken} is broken")
+        return encode_rows(rows)
+
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(30)), encode=encode, shuffle=False)
+    given: list[int] = []
+    with pytest.raises(DataError, match=f"row {broken} is broken"):
+        given.extend(sample.row for sample in source.stream())
+    assert given == list(range(broken))
+
+
+def test_reading_that_fails_goes_on_where_it_failed() -> None:
+    """Nothing is left out behind a failure, whether of a block or of an encoding."""
+    trouble = [DataError("not now")] * 3
+
+    class Shards(ListShards):
+        def read(self, unit: int, lanes: int, position: Any) -> Iterator[Any]:
+            for row in super().read(unit, lanes, position):
+                if row.number % 8 == 5 and trouble:
+                    raise trouble.pop()
+                yield row
+
+    source = StreamingSource(name=NAME, reader=Shards(_shards(20)), encode=encode_rows, shuffle_window=4)
+    feed = _feed(source)
+    for _ in range(3):
+        with pytest.raises(DataError, match="not now"):
+            feed.rows(range(12))
+    expected = _feed(streamed(NAME, _shards(20), shuffle_window=4)).rows(range(12))
+    assert [row.row for row in feed.rows(range(12))] == [row.row for row in expected]
+    feed.read_ahead(30)
+    assert len(feed._rows) == 31
+
+
+def test_encoder_must_give_a_result_for_each_row() -> None:
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(5)), encode=lambda rows: encode_rows(rows[1:]))
+    with pytest.raises(DataError, match="source 's': encode gave 2 results for 3 rows; it must give one for each"):
+        _feed(source).rows([2])

@@ -45,7 +45,7 @@ def test_state_is_small_even_after_a_million_steps(sources: int) -> None:
     laws.state_is_small_json(begun.state_dict(), sources)
     far = laws.as_json(begun.state_dict())
     far["step"] = 1_000_000
-    far["lanes"]["0"] = [123_456, 70, [[2**32 * sources, 3 * 10**8 // sources]] * sources]
+    far["lanes"]["0"] = [123_456, 70, *[[2**32 * sources, 3 * 10**8 // sources]] * sources]
     laws.state_is_small_json(far, sources)
     resumed = loader()
     resumed.load_state_dict(far)
@@ -187,7 +187,7 @@ def test_state_of_another_loader_is_refused_with_both_values(options: dict[str, 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"version": 1}, "state of version 1; this streamsft reads version 2"), ({"version": None}, "state of version"),
+    [({"version": 1}, "state of version 1; this streamsft reads version 3"), ({"version": None}, "state of version"),
      ({"step": -1}, "step is -1"), ({"step": True}, "step is True"), ({"step": "3"}, "step is '3'"),
      ({"lanes": None}, "lanes are None"), ({"lanes": {}}, "lacks lane 0"), ({"lanes": {"x": {}}}, "lacks lane 0"),
      ({"lanes": {"0": {}}}, "lane 0: not the state of a lane"), ({"fingerprint": None}, "another stream")],

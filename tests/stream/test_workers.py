@@ -135,8 +135,11 @@ class Dying(ListSource):
 def test_death_of_a_worker_is_told_with_what_to_do() -> None:
     packer = Packer(Dying("s", [([1, 2], [0, 1])]), 2, lookahead=4)
     loader = Loader(packer, global_batch_size=1, workers=1, start_method="fork")
-    with pytest.raises(DataError, match=r"a loader worker died .* lower loader\.workers"):
+    handler = signal.getsignal(signal.SIGCHLD)
+    says = r"a loader worker died: worker 0 \(pid \d+\) read source 's' .* lower loader\.workers"
+    with pytest.raises(DataError, match=says):
         next(iter(loader))
+    assert signal.getsignal(signal.SIGCHLD) is handler, "a death would be told anywhere"
 
 
 class Locked(ListSource):

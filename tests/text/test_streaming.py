@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from streamsft.errors import ConfigError, DataError, EmptySourceError
 from streamsft.sources.shardfiles import ShardFiles
 from streamsft.sources.streaming import Encoded, Refused, StreamingSource
+from streamsft.stream.blocks import FeedState
 from streamsft.stream.feed import Feed
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.conversation import Conversation
@@ -164,6 +165,7 @@ class TestTransformsAndFilters:
         for filters, says in (
             ([short, short], "filters: two are named 'short'"),
             ({"bad_row": short}, "'bad_row' is another reason"),
+            ({"other": short}, "'other' is another reason"),
             ({"a b": short}, "filters name 'a b'"),
             ({"x": 3}, "'x' is a int, not a function"),
         ):
@@ -323,10 +325,10 @@ def test_resuming_tokenizes_nothing_that_was_consumed(tmp_path: Path, kind: str)
     settings = {"seed": 3, "lane": 0, "lanes": 1, "packing": None}
     feed = Feed(StreamingSource(tmp_path, name="s", transform=Counting()), **settings)  # type: ignore[arg-type]
     first = feed.rows(range(9_000, 9_010))
-    state = json.loads(json.dumps(feed.state(9_005)))
+    state = json.loads(json.dumps(feed.state(9_005).to_json()))
     count = Counting()
     source = StreamingSource(tmp_path, name="s", transform=count)
-    again = Feed(source, number=9_005, state=type(feed.state(9_005))(*state), **settings)  # type: ignore[arg-type]
+    again = Feed(source, number=9_005, state=FeedState.from_json(state), **settings)  # type: ignore[arg-type]
     assert [row.row for row in again.rows(range(9_005, 9_010))] == [row.row for row in first[5:]]
     assert count.calls == 5
 
@@ -343,7 +345,7 @@ def test_wrong_arguments(tmp_path: Path, chat: ChatTokenizer) -> None:
         ({"data": path, "transform": characters, "shuffle_window": 0}, "shuffle_window 0 is not a number of rows"),
         ({"data": None}, "give data, or a reader in its place"),
         ({"data": path, "reader": ShardFiles(path)}, "give data, or a reader in its place"),
-        ({"data": path, "encode": encoded, "holdout": 0.1}, "encode stands in place of transform"),
+        ({"data": path, "encode": encoded, "holdout": 0.1}, "encode stands in place of holdout; give one"),
         ({"data": dataset}, r"a Dataset is in memory or mapped.*to_iterable_dataset"),
         ({"data": DatasetDict({"train": dataset})}, "several datasets; give one of its splits: train"),
         ({"data": 3}, "a int cannot be streamed"),
@@ -351,6 +353,8 @@ def test_wrong_arguments(tmp_path: Path, chat: ChatTokenizer) -> None:
     for arguments, says in cases:
         with pytest.raises(ConfigError, match=says):
             StreamingSource(name="s", **arguments)
+    with pytest.raises(TypeError, match="source s: unknown argument 'tranform'"):
+        StreamingSource(path, name="s", tranform=characters)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="source name 'a b'"):
         StreamingSource(path, name="a b", transform=characters)
 

@@ -46,3 +46,20 @@ def slowly(row: dict[str, Any]) -> dict[str, list[int]] | None:
     if row["text"] == "row 10":
         signal.pause()
     return characters(row)
+
+
+class KillingWhile:
+    """`characters`, but while a file is there, the process dies on rows that begin with an x."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, list[int]] | None:
+        if row["text"].startswith("x") and os.path.exists(self.flag):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return characters(row)
+
+
+def nothing(row: dict[str, Any]) -> bool:
+    """A filter that leaves every row out."""
+    return False

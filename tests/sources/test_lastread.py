@@ -1,0 +1,45 @@
+"""What is told of a worker that died."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+
+from streamsft.sources import lastread
+from streamsft.sources.lastread import LastRead, note
+
+
+def _read(last: LastRead, worker: int, *sources: str) -> None:
+    last.begin(worker)
+    for source in sources:
+        note(source)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_dead_workers_are_named_with_the_source_that_they_read_last(method: str) -> None:
+    last = LastRead(["a", "b"], 3)
+    context = multiprocessing.get_context(method)
+    read = [("b", "a"), (), ("a", "b")]
+    processes = [context.Process(target=_read, args=(last, worker, *sources)) for worker, sources in enumerate(read)]
+    for process in processes:
+        process.start()
+        process.join()
+    pids = [process.pid for process in processes]
+    assert last.dead(f"DataLoader worker (pid {pids[0]}) is killed by signal: Killed.") == (
+        f"worker 0 (pid {pids[0]}) read source 'a'"
+    )
+    assert last.dead(f"DataLoader worker (pid(s) {pids[1]}, {pids[2]}) exited unexpectedly") == (
+        f"worker 1 (pid {pids[1]}) read no source yet; worker 2 (pid {pids[2]}) read source 'b'"
+    )
+    assert last.dead("something else") == "one that read no source yet"
+
+
+def test_nothing_is_kept_outside_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lastread, "_noted", None)
+    note("a")
+    last = LastRead(["a", "b"], 2)
+    last.begin(1)
+    note("b")
+    assert last.dead(f"DataLoader worker (pid {os.getpid()})") == f"worker 1 (pid {os.getpid()}) read source 'b'"
