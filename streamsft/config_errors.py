@@ -201,7 +201,9 @@ def _mapping_at(data: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any]:
 
 
 def config_error(document: Document, issues: Sequence[Issue]) -> ConfigError:
-    """One error that lists every issue with its line and its path, in the order of the file.
+    """One error that lists every issue with its place and its path, in the order of the file.
+
+    The place is ``file:line``; of a key that is missing, that of what it is missing in; of an override, its text.
 
     Of several issues with one path the first is kept: the others follow from it.
     """
@@ -215,8 +217,12 @@ def config_error(document: Document, issues: Sequence[Issue]) -> ConfigError:
 
 
 def _place(document: Document, path: KeyPath) -> str:
-    line = document.lines.get(path)
-    where = f"line {line}: " if line and path else ""
+    line = _line(document, path)
+    given = None
+    for key, text in document.overridden.items():
+        if path[: len(key)] == key or (key[: len(path)] == path and path and path not in document.lines):
+            given = text
+    where = f"override {given}: " if given is not None else f"{document.source}:{line}: " if line else ""
     return f"{where}{dotted(path)}: " if path else where
 
 

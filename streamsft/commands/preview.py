@@ -13,12 +13,14 @@ from rich.rule import Rule
 from rich.table import Table
 
 from streamsft.build import Built, build, build_aggregator, build_mix, build_packer
+from streamsft.build_ahead import check_sizes
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
 from streamsft.stream.packer import Packer
@@ -63,6 +65,7 @@ class Survey:
         return self.tokens.total() / max(1, self.slots)
 
 
+@pointing
 def preview(
     config: ConfigLike,
     *,
@@ -94,6 +97,7 @@ def preview(
     """
     console = console or make_console()
     config = load_config(config, overrides, without_tokenizer=transforms or ())
+    check_sizes(config)
     encoders = Encoders(config)
     sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms)
     built = build(config, sources, encoders, metrics=metrics)

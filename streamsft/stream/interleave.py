@@ -21,7 +21,7 @@ from streamsft.stream.plan import Plan
 from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 
-__all__ = ["Interleave"]
+__all__ = ["Child", "Interleave"]
 
 logger = logging.getLogger(__name__)
 
