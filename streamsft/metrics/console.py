@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
+from streamsft.shown import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -110,22 +112,10 @@ class ConsoleSink:
 def _show(value: float, kind: str) -> str:
     match kind:
         case "count":
-            return _counted(value)
+            return counted(value)
         case "decimal":
-            return f"{value:.2f}" if value < 1_000 else _counted(value)
+            return f"{value:.2f}" if value < 1_000 else counted(value)
         case "share":
             return f"{value:.1%}"
         case _:
             return f"{value:.4g}"
-
-
-def _counted(value: float) -> str:
-    """At most six characters: 99,999 in full, above that three digits and a unit, 123k or 1.23M."""
-    if abs(value) < 99_999.5:
-        return f"{value:,.0f}"
-    for unit in "kMGTP":
-        value /= 1000
-        if abs(value) < 999.5:
-            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-            return f"{value:.{digits}f}{unit}"
-    return f"{value * 1e15:.0e}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from streamsft.errors import StreamsftError
 from streamsft.sources.paths import nearest
@@ -119,7 +119,7 @@ def without_hub() -> Iterator[None]:
     import datasets.config
     import huggingface_hub.constants
 
-    told = (datasets.config, huggingface_hub.constants)
+    told: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
     before = [module.HF_HUB_OFFLINE for module in told]
     for module in told:
         module.HF_HUB_OFFLINE = True

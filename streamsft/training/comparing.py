@@ -125,4 +125,6 @@ def _nodes(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _weight(weight: Any) -> str:
-    return "none" if weight is None else json.dumps(weight)
+    if weight is None:
+        return "none"
+    return f"{weight:g}" if isinstance(weight, int | float) else json.dumps(weight)
