@@ -48,7 +48,8 @@ Json = Annotated[
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
 Processes = Annotated[
-    int | None, typer.Option("--processes", "-j", min=1, help="Processes that tokenize; by default one per core.")
+    int | None,
+    typer.Option("--processes", "-j", metavar="N", min=1, help="Processes that tokenize; by default one per core."),
 ]
 
 
@@ -156,8 +157,10 @@ def preview(
     row: Annotated[
         str | None, typer.Option("--row", metavar="SOURCE:ROW", help="Show one row of a source's input instead.")
     ] = None,
-    packs: Annotated[int, typer.Option("--packs", "-n", min=0, help="How many packs to show.")] = 2,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="How many draws to plan for the mix.")] = 10_000,
+    packs: Annotated[int, typer.Option("--packs", "-n", metavar="N", min=0, help="How many packs to show.")] = 2,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", min=1, help="How many draws to plan for the mix.")
+    ] = 10_000,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from streamsft.config_models import SECTIONS
 from streamsft.config_yaml import Document, KeyPath, apply_overrides, dotted, read_yaml
 from streamsft.errors import ConfigError, StreamsftError
 
@@ -71,7 +72,9 @@ def _mentioned(message: str, data: Mapping[str, Any]) -> Iterator[list[KeyPath]]
     """The keys that a message names, each with those to take where it is not in the file, and then the sources."""
     for match in _KEY.finditer(message):
         path = _path(data, match[1] or match[0])
-        yield [path[:length] for length in range(len(path), 0, -1)]
+        section = SECTIONS.get(path[:1])
+        if section is None or len(path) == 1 or path[1] in section.model_fields:
+            yield [path[:length] for length in range(len(path), 0, -1)]
     sources = dict(_sources(data.get("mix"), ("mix",)))
     for match in _SOURCE.finditer(message):
         if path := sources.get(match[1]):
