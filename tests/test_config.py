@@ -156,10 +156,10 @@ def test_every_mistake_has_its_line_what_is_missing_that_of_what_it_is_missing_i
     lines = refusal(tmp_path, text, "train.steps=fast", "trin.x=3").splitlines()[1:]
     file = tmp_path / "config.yaml"
     assert [line.split(": ")[0].strip() for line in lines] == [
-        "override trin.x=3",
-        "override train.steps=fast",
         f"{file}:1",
         f"{file}:7",
+        "override trin.x=3",
+        "override train.steps=fast",
     ], lines
 
 

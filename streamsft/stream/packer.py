@@ -34,7 +34,7 @@ def check_packer(value: object, where: str = "Loader") -> Packer:
     """
     if not isinstance(value, Packer):
         raise ConfigError(
-            f"{where}: a {type(value).__name__} is no Packer; give Packer(mix, sequence_length), which takes a mix or "
+            f"{where}: {type(value).__name__} is no Packer; give Packer(mix, sequence_length), which takes a mix or "
             "one source"
         )
     return value
