@@ -176,4 +176,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ORIGINS})
+    return [*__all__, "__version__"]

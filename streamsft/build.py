@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from streamsft.build_sources import BuiltSource
 from streamsft.comm import Comm
@@ -16,9 +16,11 @@ from streamsft.errors import ConfigError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from streamsft.sources.base import Source
 from streamsft.sources.store import TokenStore
+from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.faces import SourceStream
-from streamsft.stream.interleave import Interleave
+from streamsft.stream.interleave import Child, Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.stream.weights import parsed, value_at
@@ -26,13 +28,16 @@ from streamsft.text.summary import SourceSummary
 from streamsft.training.settings import RUN_METRICS, TrainSettings
 from streamsft.types import Shard
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 __all__ = ["Built", "build", "build_aggregator", "build_mix", "build_packer", "build_settings", "build_sinks"]
 
 _log = logging.getLogger(__name__)
 
 
-def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int | None = None) -> Interleave:
-    """The mix of `config` over its drawn sources. What has weight 0 is left out, and said.
+def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, step: int | None = None) -> Interleave:
+    """The mix of `config` over its drawn sources. What has weight 0 is left out.
 
     Args:
         config: the config.
@@ -41,11 +46,10 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int |
     """
 
     def node(name: str, nodes: Mapping[str, SourceConfig | GroupConfig]) -> Interleave:
-        children: list[Interleave | BuiltSource | SourceStream] = []
+        children: list[Child] = []
         weights: list[Any] = []
         for child, given in nodes.items():
             if not given.drawn:
-                _log.info("%s: weight 0, so it is never drawn nor opened", child)
                 continue
             if given.weight is not None:
                 weight = parsed(given.weights_by_step, f"weight of {child}")
@@ -55,9 +59,9 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int |
             weights = weights or [1.0]  # a streaming source has no number of rows to go by
         return Interleave(children, weights or None, unit=config.mix.unit, name=name, seed=config.seed)
 
-    def leaf(given: SourceConfig, name: str) -> BuiltSource | SourceStream:
+    def leaf(given: SourceConfig, name: str) -> Child:
         source = sources[name]
-        if given.shuffle == "none" and isinstance(source, TokenStore):
+        if given.shuffle == "none" and not isinstance(source, StreamingSource):
             return SourceStream(source, seed=config.seed, shuffle=False)
         return source
 
@@ -110,7 +114,7 @@ def build_settings(config: Config) -> TrainSettings:
     )
 
 
-def build_sinks(config: Config, *, quiet: bool = False) -> list[Sink]:
+def build_sinks(config: Config, *, quiet: bool = False, console: Console | None = None) -> list[Sink]:
     """Where the records of a run of `config` are written: metrics.jsonl, the console, and what the config adds."""
     assert config.train.run_dir is not None
     run_dir = Path(config.train.run_dir)
@@ -118,7 +122,7 @@ def build_sinks(config: Config, *, quiet: bool = False) -> list[Sink]:
     if not quiet:
         from streamsft.metrics.console import ConsoleSink
 
-        sinks.append(ConsoleSink(prefix=config.metrics.prefix))
+        sinks.append(ConsoleSink(console, prefix=config.metrics.prefix))
     for sink in dict.fromkeys(config.metrics.sinks):
         match sink:
             case "tensorboard":
@@ -172,6 +176,8 @@ def build(
         StreamsftError: a source has no row that could be drawn, or `dp` does not divide the global batch, or, with a
             streaming source, the lanes.
     """
+    for name in _left_out(config.mix.sources):
+        _log.info("%s: weight 0, so it is never drawn nor opened", name)
     packer = build_packer(config, build_mix(config, sources))
     metrics = tuple(metrics)
     loader = Loader(
@@ -189,3 +195,12 @@ def build(
         tokenizer=encoders.tokenizer_hash,
     )
     return Built(config=config, encoders=encoders, sources=sources, packer=packer, loader=loader, metrics=metrics)
+
+
+def _left_out(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[str]:
+    """The sources and groups of weight 0."""
+    for name, node in nodes.items():
+        if not node.drawn:
+            yield name
+        elif isinstance(node, GroupConfig):
+            yield from _left_out(node.sources)

@@ -17,8 +17,8 @@ from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import StreamingSource
-from streamsft.text.readers import RawSource
-from streamsft.text.tokenizing import tokenize
+from streamsft.text.readers import RawSource, open_reader
+from streamsft.text.tokenizing import detect_source_format, tokenize
 
 if TYPE_CHECKING:
     from streamsft.text.jobs import Transform
@@ -30,6 +30,7 @@ __all__ = [
     "build_held_out",
     "build_source",
     "build_sources",
+    "check_inputs",
     "check_transforms",
     "drawn_sources",
     "raw_source",
@@ -221,7 +222,7 @@ def build_sources(
     transforms = transforms or {}
     check_transforms(config, transforms)
     sources = drawn_sources(config)
-    _check_inputs(sources)
+    check_inputs(sources, transforms)
     built = {}
     for name, source in sources.items():
         with naming(name):
@@ -238,8 +239,8 @@ def build_sources(
     return built
 
 
-def _check_inputs(sources: Mapping[str, SourceConfig]) -> None:
-    """See that all local inputs are there before the first is read.
+def check_inputs(sources: Mapping[str, SourceConfig], transforms: Transforms) -> None:
+    """See that all local inputs are there, and their formats known, before the first is tokenized.
 
     Raises:
         DataError: some are not; all of them are told.
@@ -250,6 +251,8 @@ def _check_inputs(sources: Mapping[str, SourceConfig]) -> None:
             with naming(name):
                 if source.path is not None:
                     find_files(source.path)
+                    if source.format is None and name not in transforms:
+                        detect_source_format(open_reader(source.path), name, source.columns or {})
                 elif source.store is not None and not Path(source.store).is_dir():
                     raise StoreError(f"{source.store}: there is no such store")
         except DataError as error:

@@ -1,103 +1,77 @@
 """The command line. Each command is a function of `streamsft.commands`; nothing heavy is imported before one runs.
 
-A user's error is printed as one message, with exit code 2; ``--debug`` shows where it was raised.
+What all commands have in common, errors, exit codes and ``--json``, is in `streamsft.cli_running`.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 
+from streamsft.cli_running import Outcome, running
+
 __all__ = ["app"]
-
-P = ParamSpec("P")
-
-USER_ERROR = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="streamsft",
     help="Endless, weighted, packed, loss-masked batches for fine-tuning, that resume on the exact sample.",
     rich_markup_mode=None,  # plain help, without the time that rich takes to import
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+KEPT = "nothing half-written is left, and sources that were tokenized whole are kept in the cache"
+
+
+def _keys(incomplete: str) -> list[str]:
+    """What shells complete an override with."""
+    from streamsft.config_models import SECTIONS
+
+    sections = [(section, model) for section, model in SECTIONS.items() if "*" not in section]
+    keys = [".".join((*map(str, section), key)) for section, model in sections for key in model.model_fields]
+    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+
+
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, such as train.steps=100.", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Overrides, such as train.steps=100.", show_default=False, autocompletion=_keys
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, on standard output; the rest on standard error.")
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
 Processes = Annotated[
-    int | None, typer.Option("--processes", "-j", min=1, help="Processes that tokenize; by default one per core.")
+    int | None,
+    typer.Option("--processes", "-j", metavar="N", min=1, help="Processes that tokenize; by default one per core."),
 ]
 
 
-def _reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """Print what a user can mend as one message, and end with exit code 2."""
+def _print_version(asked: bool) -> None:
+    if asked:
+        from streamsft import __version__
 
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from streamsft.errors import StreamsftError
-
-        _set_up()
-        try:
-            command(*args, **kwargs)
-        except StreamsftError as error:
-            if kwargs.get("debug"):
-                raise
-            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-            _print_error(f"{error}{notes}", everywhere=not error.shared)
-            if error.shared:
-                _wait_until_told()
-            raise SystemExit(USER_ERROR) from None
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED) from None
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
-            raise SystemExit(0) from None
-
-    return run
+        print(f"streamsft {__version__}")
+        raise typer.Exit
 
 
-def _set_up() -> None:
-    """Show what streamsft logs; and on a busy machine let torch's threads sleep, not spin, while they wait.
-
-    With 11 processes on 2 cores, spinning made a step of a tiny model 25 times slower.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("streamsft").setLevel(logging.INFO if first else logging.ERROR)
-
-
-def _wait_until_told() -> None:
-    """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does."""
-    from streamsft.comm import current
-
-    current().barrier()
-
-
-def _print_error(message: str, *, everywhere: bool) -> None:
-    rank = int(os.environ.get("RANK", "0"))
-    if rank == 0 or everywhere:
-        where = f"rank {rank}: " if rank else ""
-        print(f"error: {where}{message}", file=sys.stderr, flush=True)
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Endless, weighted, packed, loss-masked batches for fine-tuning, that resume on the exact sample."""
 
 
 @app.command()
-@_reporting
+@running("stopped; the same command goes on, from the last checkpoint if there is one")
 def demo(
     arguments: Annotated[
         list[str] | None,
@@ -105,53 +79,77 @@ def demo(
     ] = None,
     *,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run aside and train again.")] = False,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Outcome:
     """Train on generated data, from nothing to a falling loss.
 
     Writes three small corpora in three formats, a tokenizer trained on them and a config into DIR, trains a tiny
     model as the config says, and tells what to try next.
     """
+    from streamsft.commands.console import make_console
     from streamsft.commands.demo import demo
+    from streamsft.commands.jsonviews import train_view
 
     given = list(arguments or ())
     folder = given.pop(0) if given and "=" not in given[0] else "streamsft-demo"
-    raise SystemExit(demo(folder, overrides=given, fresh=fresh).exit_code)
+    result = demo(folder, overrides=given, fresh=fresh, console=make_console(stderr=as_json))
+    return Outcome({"command": "demo", "ok": not result.exit_code, **train_view(result)}, result.exit_code)
 
 
 @app.command()
-@_reporting
-def validate(config: ConfigFile, overrides: Overrides = None, *, verify: Verify = False, debug: Debug = False) -> None:
+@running("stopped; nothing was written")
+def validate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    verify: Verify = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Outcome:
     """Check a config, its files and its tokenizer.
 
     No row is tokenized. Every mistake in the config is told at once.
     """
+    from streamsft.commands.console import make_console
+    from streamsft.commands.jsonviews import validate_view
     from streamsft.commands.validate import validate
 
-    validate(config, overrides=overrides or (), verify=verify)
+    read = validate(config, overrides=overrides or (), verify=verify, console=make_console(stderr=as_json))
+    return Outcome({"command": "validate", "ok": True, **validate_view(read)})
 
 
 @app.command()
-@_reporting
+@running(f"stopped; {KEPT}: the same command goes on with the others")
 def tokenize(
     config: ConfigFile,
     overrides: Overrides = None,
     *,
     processes: Processes = None,
     verify: Verify = False,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Outcome:
     """Tokenize all sources of a config into the cache.
 
     Says per source how many rows and tokens there are, what was rejected and why, and where the store lies.
     """
+    from streamsft.commands.console import make_console
+    from streamsft.commands.jsonviews import stores_view
     from streamsft.commands.tokenize import tokenize
 
-    tokenize(config, overrides=overrides or (), processes=processes, verify=verify)
+    stores = tokenize(
+        config,
+        overrides=overrides or (),
+        processes=processes,
+        verify=verify,
+        console=make_console(stderr=as_json),
+    )
+    return Outcome({"command": "tokenize", "ok": True, **stores_view(stores)})
 
 
 @app.command()
-@_reporting
+@running(f"stopped; {KEPT}")
 def preview(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -159,27 +157,35 @@ def preview(
     row: Annotated[
         str | None, typer.Option("--row", metavar="SOURCE:ROW", help="Show one row of a source's input instead.")
     ] = None,
-    packs: Annotated[int, typer.Option("--packs", "-n", min=0, help="How many packs to show.")] = 2,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="How many draws to plan for the mix.")] = 10_000,
+    packs: Annotated[int, typer.Option("--packs", "-n", metavar="N", min=0, help="How many packs to show.")] = 2,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", min=1, help="How many draws to plan for the mix.")
+    ] = 10_000,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Outcome:
     """Show the pipeline, the mix and some packs.
 
     Packs are decoded, with documents bordered and supervised tokens coloured. With --row, one row's rendered text,
     spans, tokens and mask, or why it was rejected.
     """
+    from streamsft.commands.console import make_console
+    from streamsft.commands.jsonviews import preview_view, row_view
+
+    console = make_console(stderr=as_json)
     if row is not None:
         from streamsft.commands.preview_row import preview_row
 
-        preview_row(config, row, overrides=overrides or ())
-    else:
-        from streamsft.commands.preview import preview
+        reason = preview_row(config, row, overrides=overrides or (), console=console)
+        return Outcome({"command": "preview", "ok": True, **row_view(row, reason)})
+    from streamsft.commands.preview import preview
 
-        preview(config, overrides=overrides or (), packs=packs, draws=draws)
+    survey = preview(config, overrides=overrides or (), packs=packs, draws=draws, console=console)
+    return Outcome({"command": "preview", "ok": True, **preview_view(survey)})
 
 
 @app.command()
-@_reporting
+@running(f"stopped at once; {KEPT}; the same command goes on, from the last checkpoint if there is one")
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -189,25 +195,40 @@ def train(
         bool, typer.Option("--accept-changes", help="Go on although the mix was edited since the checkpoint.")
     ] = False,
     verify: Verify = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table at log steps.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print no tables: a line at the start, at each checkpoint and at the end."),
+    ] = False,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Outcome:
     """Train, or go on with a run that was stopped.
 
     A run directory with a checkpoint is resumed on the exact sample. Works below torchrun.
     """
+    from streamsft.commands.console import make_console
+    from streamsft.commands.jsonviews import train_view
     from streamsft.commands.train import train
 
     result = train(
-        config, overrides=overrides or (), fresh=fresh, accept_changes=accept_changes, verify=verify, quiet=quiet
+        config,
+        overrides=overrides or (),
+        fresh=fresh,
+        accept_changes=accept_changes,
+        verify=verify,
+        quiet=quiet,
+        console=make_console(stderr=as_json),
     )
-    raise SystemExit(result.exit_code)
+    return Outcome({"command": "train", "ok": not result.exit_code, **train_view(result)}, result.exit_code)
 
 
 @app.command()
-def version() -> None:
+@running("stopped")
+def version(*, as_json: Json = False, debug: Debug = False) -> Outcome:
     """Print the versions of streamsft and of what it builds on."""
     from streamsft.commands.version import versions
 
-    for name, number in versions().items():
+    found = versions()
+    for name, number in found.items() if not as_json else ():
         print(f"{name} {number}")
+    return Outcome({"command": "version", "ok": True, "versions": found})

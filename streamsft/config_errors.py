@@ -201,23 +201,36 @@ def _mapping_at(data: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any]:
 
 
 def config_error(document: Document, issues: Sequence[Issue]) -> ConfigError:
-    """One error that lists every issue with its line and its path, in the order of the file.
+    """One error that lists every issue with its place and its path, in the order of the file, overrides last.
+
+    The place is ``file:line``; of a key that is missing, that of what it is missing in; of an override, its text.
 
     Of several issues with one path the first is kept: the others follow from it.
     """
     unique: dict[KeyPath, Issue] = {}
     for issue in issues:
         unique.setdefault(issue.path, issue)
-    ordered = sorted(unique.values(), key=lambda issue: _line(document, issue.path) or 0)
+    ordered = sorted(
+        unique.values(),
+        key=lambda issue: (_override(document, issue.path) is not None, _line(document, issue.path) or 0),
+    )
     count = f"{len(ordered)} things are wrong" if len(ordered) > 1 else "1 thing is wrong"
     listed = [f"  {_place(document, issue.path)}{issue.message}" for issue in ordered]
     return ConfigError("\n".join([f"{document.source}: {count}", *listed]))
 
 
 def _place(document: Document, path: KeyPath) -> str:
-    line = document.lines.get(path)
-    where = f"line {line}: " if line and path else ""
+    line, given = _line(document, path), _override(document, path)
+    where = f"override {given}: " if given is not None else f"{document.source}:{line}: " if line else ""
     return f"{where}{dotted(path)}: " if path else where
+
+
+def _override(document: Document, path: KeyPath) -> str | None:
+    """The override that gave the key at `path`, or one below a key that is not in the file."""
+    for key, text in document.overridden.items():
+        if path[: len(key)] == key or (path and key[: len(path)] == path and path not in document.lines):
+            return text
+    return None
 
 
 def _line(document: Document, path: KeyPath) -> int | None:

@@ -36,11 +36,12 @@ class Issue:
 
 @dataclass(slots=True)
 class Document:
-    """A config as plain values, with the line of each key and what was wrong in the text itself."""
+    """A config as plain values, with the line of each key, the overrides, and what was wrong in the text itself."""
 
     data: dict[str, Any]
     source: str = "config"
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    overridden: dict[KeyPath, str] = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
 
 
@@ -225,6 +226,7 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
         document.issues = [i for i in document.issues if i.path[: len(path)] != path]
         for known in [p for p in document.lines if p[: len(path)] == path]:
             del document.lines[known]
+        document.overridden[path] = override
 
 
 def _next_key(place: dict[str, Any], rest: str) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamsft.errors import ConfigError
 
-__all__ = ["Bools", "Floats", "Int32s", "Ints", "Pack", "Sample", "Shard", "check_name"]
+__all__ = ["Bools", "Floats", "Int32s", "Ints", "Pack", "Sample", "Shard", "check_name", "lacking"]
 
 Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
@@ -33,6 +34,12 @@ def check_name(name: str, what: str = "source") -> str:
     return name
 
 
+def lacking(value: Any, members: Iterable[str]) -> list[str]:
+    """Those of `members` that `value` does not have. None of them is evaluated, so nothing is opened."""
+    missing = object()
+    return [member for member in members if inspect.getattr_static(value, member, missing) is missing]
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -45,12 +52,13 @@ class Shard:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ConfigError(f"Shard({self.index}, {self.count}): need 0 <= index < count")
+        whole = all(isinstance(number, int) for number in (self.index, self.count))
+        if not whole or not 0 <= self.index < self.count:
+            raise ConfigError(f"Shard({self.index!r}, {self.count!r}): need whole numbers with 0 <= index < count")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Sample:
     """One training example.
 
@@ -75,14 +83,23 @@ class Sample:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def __repr__(self) -> str:
+        piece = f" from token {self.start:,}" if self.start else ""
+        supervised = int(np.count_nonzero(self.loss_mask))
+        where = f"{self.source}:{self.row}{piece}, pass {self.pass_index}"
+        return f"Sample({where}, {len(self):,} tokens, {supervised:,} supervised)"
+
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Pack:
     """The samples that share one row of `sequence_length` slots, in draw order."""
 
     samples: tuple[Sample, ...]
     sequence_length: int
+
+    def __repr__(self) -> str:
+        return f"Pack({len(self.samples)} samples, {self.tokens:,} of {self.sequence_length:,} slots filled)"
 
     @property
     def tokens(self) -> int:

@@ -91,7 +91,8 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
         (["preview", "--packs", "1", "--draws", "100"], "of them filled"),
         (["preview", "--row", "units:3"], "rendered as alpaca"),
         (["train", "train.steps=2"], "done: 2 steps"),
-        (["train", "--quiet"], ""),
+        (["train", "--quiet"], "done: 4 steps"),
+        (["train", "--quiet"], "nothing to do: step 4 of 4 is done"),
     ):
         command, *rest = arguments
         result = runner.invoke(app, [command, str(config), *rest])

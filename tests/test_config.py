@@ -72,7 +72,7 @@ def test_a_config_can_be_given_as_a_mapping_or_as_a_config() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("seed: 7", "seed: 7\nmax_length: 8", "line 2: max_length: unknown key; here it is 'sequence_length'"),
+        ("seed: 7", "seed: 7\nmax_length: 8", "config.yaml:2: max_length: unknown key; here it is 'sequence_length'"),
         ("workers: 0", "num_workers: 0", "loader.num_workers: unknown key; did you mean 'workers'?"),
         ("lr: 3.0e-4", "learning_rate: 3.0e-4", "train.learning_rate: unknown key; here it is 'train.lr'"),
         ("steps: 200", "epochs: 2", "here it is 'train.steps' (training is counted in steps, never in epochs)"),
@@ -146,7 +146,21 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
     text = GOOD.replace("seed: 7", "sede: 7").replace("weight: 2", "wieght: 2").replace("lr: 3.0e-4", "lr: fast")
     lines = refusal(tmp_path, text).splitlines()
     assert "3 things are wrong" in lines[0]
-    assert [line.split(": ")[1] for line in lines[1:]] == ["sede", "mix.sources.gsm8k.wieght", "train.lr"]
+    file = tmp_path / "config.yaml"
+    found = [line.split(": ")[:2] for line in lines[1:]]
+    assert found == [[f"  {file}:1", "sede"], [f"  {file}:7", "mix.sources.gsm8k.wieght"], [f"  {file}:18", "train.lr"]]
+
+
+def test_every_mistake_has_its_line_what_is_missing_that_of_what_it_is_missing_in(tmp_path: Path) -> None:
+    text = GOOD.replace("sequence_length: 1024\n", "").replace("path: data/toolformer.json, ", "")
+    lines = refusal(tmp_path, text, "train.steps=fast", "trin.x=3").splitlines()[1:]
+    file = tmp_path / "config.yaml"
+    assert [line.split(": ")[0].strip() for line in lines] == [
+        f"{file}:1",
+        f"{file}:7",
+        "override trin.x=3",
+        "override train.steps=fast",
+    ], lines
 
 
 def test_paths_expand_variables_and_the_folder_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,11 @@ def test_no_exported_name_is_also_a_module() -> None:
     assert not {f"streamsft.{name}" for name in ss.__all__} & set(MODULES)
 
 
+def test_only_public_names_are_listed() -> None:
+    importlib.import_module("streamsft.errors")  # modules that were imported, and what this one needs itself, are not
+    assert dir(ss) == sorted([*ss.__all__, "__version__"])
+
+
 def test_all_names_come_with_a_star_import() -> None:
     scope: dict[str, object] = {}
     exec("from streamsft import *", scope)

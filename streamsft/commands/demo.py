@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich.console import Console
+
 from streamsft.commands.console import make_console
 from streamsft.commands.train import train
 from streamsft.config import load_config
@@ -15,7 +17,12 @@ __all__ = ["demo"]
 
 
 def demo(
-    folder: str | Path = "streamsft-demo", *, overrides: Iterable[str] = (), fresh: bool = False, quiet: bool = False
+    folder: str | Path = "streamsft-demo",
+    *,
+    overrides: Iterable[str] = (),
+    fresh: bool = False,
+    quiet: bool = False,
+    console: Console | None = None,
 ) -> TrainResult:
     """Write three generated corpora, a tokenizer trained on them and a config into `folder`, and train as it says.
 
@@ -25,18 +32,19 @@ def demo(
         folder: a new folder, or that of an earlier demo.
         overrides: ``key.path=value`` texts laid over the demo's config.
         fresh: move an earlier run aside and train again.
-        quiet: print nothing.
+        quiet: print no tables and no explanations: only a line when training begins and when it ends.
+        console: where to print; standard output by default.
 
     Raises:
         StreamsftError: `folder` holds something else, or what can be mended otherwise.
     """
     overrides = list(overrides)
-    console = make_console()
+    console = console or make_console()
     files = write_demo(folder)
     config = load_config(files.config, overrides)
     if not quiet:
         console.print(_introduction(files), markup=False, highlight=False, soft_wrap=True)
-    result = train(config, fresh=fresh, quiet=quiet)
+    result = train(config, fresh=fresh, quiet=quiet, console=console)
     if not quiet:
         console.print(_ending(files, result), markup=False, highlight=False, soft_wrap=True)
     return result
@@ -66,5 +74,7 @@ def _ending(files: DemoFiles, result: TrainResult) -> str:
 
 def _story(result: TrainResult) -> str:
     if result.first_loss is None or result.last_loss is None:
-        return f"the run was at step {result.steps} already; --fresh trains again."
+        if result.nothing_to_do:
+            return f"nothing: the run was at step {result.steps} already; --fresh trains again."
+        return f"{result.steps - result.resumed_from} steps were made."
     return f"{result.steps} steps were made, and the loss went from {result.first_loss:.2f} to {result.last_loss:.2f}."

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 from streamsft.build_sources import Transforms, build_held_out
 from streamsft.config import ConfigLike, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.sources.store import TokenStore
 
 __all__ = ["held_out"]
 
 
+@pointing
 def held_out(
     config: ConfigLike,
     name: str,

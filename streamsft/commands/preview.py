@@ -13,14 +13,17 @@ from rich.rule import Rule
 from rich.table import Table
 
 from streamsft.build import Built, build, build_aggregator, build_mix, build_packer
+from streamsft.build_ahead import check_sizes
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
+from streamsft.shown import counted
 from streamsft.stream.packer import Packer
 from streamsft.types import Pack, Sample
 
@@ -63,6 +66,7 @@ class Survey:
         return self.tokens.total() / max(1, self.slots)
 
 
+@pointing
 def preview(
     config: ConfigLike,
     *,
@@ -94,6 +98,7 @@ def preview(
     """
     console = console or make_console()
     config = load_config(config, overrides, without_tokenizer=transforms or ())
+    check_sizes(config)
     encoders = Encoders(config)
     sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms)
     built = build(config, sources, encoders, metrics=metrics)
@@ -128,9 +133,9 @@ def _draw(packer: Packer, packs: int, draws: int) -> tuple[Survey, list[Pack]]:
 
 def _mix_table(built: Built, survey: Survey) -> Table:
     table = Table(title=f"Mix over {survey.samples.total():,} draws", box=box.SIMPLE_HEAD)
-    table.add_column("source")
+    table.add_column("source", overflow="fold")
     for heading in ("asked", "of samples", "of tokens", "samples", "tokens"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     samples, tokens = max(1, survey.samples.total()), max(1, survey.tokens.total())
     for source in built.loader.sources:
         drawn, read = survey.samples[source.name], survey.tokens[source.name]
@@ -139,8 +144,8 @@ def _mix_table(built: Built, survey: Survey) -> Table:
             f"{source.weight:.2%}",
             f"{drawn / samples:.2%}",
             f"{read / tokens:.2%}",
-            f"{drawn:,}",
-            f"{read:,}",
+            counted(drawn),
+            counted(read),
         )
     return table
 
@@ -156,8 +161,8 @@ def _metrics_table(built: Built, draws: int) -> Table:
             break
     record = aggregator.log()
     table = Table(title=f"Metrics over {seen:,} documents", box=box.SIMPLE_HEAD)
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    table.add_column("metric", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
     names = {name for metric in built.metrics for name in metric.keys.values()}
     for key, value in record.items():
         if key.rpartition("/")[2] in names:

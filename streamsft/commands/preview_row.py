@@ -16,6 +16,7 @@ from streamsft.build_sources import Transforms, all_sources, raw_source
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.rawrows import BadRow, Row, RowReader, iterate_rows
@@ -31,6 +32,7 @@ from streamsft.types import Bools, Int32s
 __all__ = ["preview_row"]
 
 
+@pointing
 def preview_row(
     config: ConfigLike,
     row: str,

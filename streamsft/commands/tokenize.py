@@ -11,12 +11,14 @@ from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.sources.store import TokenStore
 
 __all__ = ["tokenize"]
 
 
+@pointing
 def tokenize(
     config: ConfigLike,
     *,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from streamsft.build import build, build_aggregator, build_mix, build_packer, build_settings, build_sinks
+from streamsft.build_ahead import check_ahead
 from streamsft.build_former import former_config, mix_record
 from streamsft.build_sources import Transforms, all_sources
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_sources, print_sources
 from streamsft.config import Config, ConfigLike, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import StreamsftError
 from streamsft.metrics.metric import Metric
@@ -23,6 +27,7 @@ from streamsft.types import Shard
 __all__ = ["train"]
 
 
+@pointing
 def train(
     config: ConfigLike,
     *,
@@ -33,6 +38,7 @@ def train(
     accept_changes: bool = False,
     verify: bool = False,
     quiet: bool = False,
+    console: Console | None = None,
 ) -> TrainResult:
     """Train as `config` says, going on from the run directory's newest checkpoint if there is one.
 
@@ -51,7 +57,8 @@ def train(
             Windows that are open are finished under the mix before, whose sources must be readable until then;
             `transforms` may have functions of sources that were removed.
         verify: read token stores whole and compare their checksums first.
-        quiet: print nothing.
+        quiet: print no tables: only a line when the run begins and when it ends, beside what is logged.
+        console: where to print; standard output by default.
 
     Raises:
         StreamsftError: what can be mended; on all ranks.
@@ -68,6 +75,7 @@ def train(
         accept_changes=accept_changes,
         verify=verify,
         quiet=quiet,
+        console=console or make_console(),
     )
     if joined:
         disconnect()
@@ -85,6 +93,7 @@ def _train(
     accept_changes: bool,
     verify: bool,
     quiet: bool,
+    console: Console,
 ) -> TrainResult:
     with agreeing(comm):
         config = load_config(config, overrides, without_tokenizer=transforms)
@@ -92,20 +101,24 @@ def _train(
         ours = transforms
         if accept_changes:  # the others may be of sources that were removed
             ours = {name: transforms[name] for name, _ in all_sources(config.mix.sources) if name in transforms}
-    encoders = Encoders(config)
+        encoders = Encoders(config)
+        check_ahead(
+            config, encoders, comm, transforms=ours, metrics=metrics, fresh=fresh, accept_changes=accept_changes
+        )
+    if comm.rank == 0:
+        _print(console, f"train: {settings.steps:,} steps, in {settings.run_dir}")
     sources = prepare_sources(config, encoders, comm, transforms=ours, verify=verify)
     with agreeing(comm):
         built = build(config, sources, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
     if comm.rank == 0 and not quiet:
-        console = make_console()
         print_sources(console, sources)
-        console.print(str(built.loader.info), markup=False, highlight=False, soft_wrap=True)
+        _print(console, str(built.loader.info))
     result = train_loop(
         built.loader,
         config.train.model,
         settings=settings,
         aggregator=lambda: build_aggregator(config, built.loader, metrics, comm),
-        sinks=lambda: build_sinks(config, quiet=quiet),
+        sinks=lambda: build_sinks(config, quiet=quiet, console=console),
         comm=comm,
         fresh=fresh,
         vocabulary=encoders.vocabulary,
@@ -114,9 +127,13 @@ def _train(
         accept_changes=accept_changes,
         rebuild=lambda record: _former(config, record, encoders, transforms, comm),
     )
-    if comm.rank == 0 and not quiet:
-        make_console().print(result.message, markup=False, highlight=False, soft_wrap=True)
+    if comm.rank == 0:
+        _print(console, result.message)
     return result
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _former(

@@ -8,9 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from streamsft.build_ahead import check_sizes
 from streamsft.build_sources import Transforms, check_transforms, drawn_sources
 from streamsft.commands.console import make_console
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
+from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, EmptySourceError, StreamsftError
 from streamsft.sources.files import RawFiles
@@ -27,6 +29,7 @@ _PROBED = 64
 """Chunks that are looked through for a row that can be used: about 16 MiB of text."""
 
 
+@pointing
 def validate(
     config: ConfigLike,
     *,
@@ -56,6 +59,7 @@ def validate(
     console = console or make_console()
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     check_transforms(config, transforms or {})
+    check_sizes(config)
     encoders = Encoders(config)
     lines: list[str] = []
     problems: list[str] = []
@@ -64,7 +68,7 @@ def validate(
         try:
             lines.append(f"{name}: {_look(name, source, encoders, transformed=transformed, verify=verify)}")
         except StreamsftError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"source {name}: {error}")
     if problems:
         count = f"{len(problems)} of {len(lines) + len(problems)} sources cannot be used"
         raise ConfigError("\n  ".join([count, *problems]))

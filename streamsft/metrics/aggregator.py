@@ -12,7 +12,7 @@ from streamsft.errors import MetricError, StateError
 from streamsft.metrics import builtin as built_in, saved
 from streamsft.metrics.exchange import Exchange
 from streamsft.metrics.ledger import Ledger
-from streamsft.metrics.metric import Metric
+from streamsft.metrics.metric import Metric, checked_metrics
 from streamsft.metrics.record import INTERVAL, TOTAL, Schema
 from streamsft.metrics.reducers import Mean, Reducer
 from streamsft.metrics.stats import SampleStats, SourceInfo, by_name
@@ -60,7 +60,7 @@ class Aggregator:
     ) -> None:
         given = tuple(sources)
         self._names = [source.name for source in given]
-        self._use(Schema(by_name(given), tuple(metrics), dict(run_metrics or {}), builtin, prefix))
+        self._use(Schema(by_name(given), checked_metrics(metrics), dict(run_metrics or {}), builtin, prefix))
         self._pending = Ledger(self._schema.layout)
         self._totals = Ledger(self._schema.layout)
         self._exchange = Exchange(comm or LocalComm(), self._schema.layout)

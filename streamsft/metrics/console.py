@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
+
+from streamsft.shown import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -11,14 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleSink"]
 
-_COLUMNS = (  # heading, metric, how its numbers are shown; a narrow console shows fewer, from the left
+_COLUMNS = (  # heading, metric, how its numbers are shown
     ("samples", "samples", "count"),
     ("tokens", "tokens", "count"),
     ("asked", "share_asked", "share"),
-    ("of samples", "share_samples", "share"),
-    ("of tokens", "share_tokens", "share"),
+    ("of\nsamples", "share_samples", "share"),
+    ("of\ntokens", "share_tokens", "share"),
     ("passes", "passes", "decimal"),
-    ("length p50", "length_p50", "count"),
+    ("length\np50", "length_p50", "count"),
     ("p95", "length_p95", "count"),
     ("truncated", "truncated", "count"),
     ("supervised", "supervised_tokens", "count"),
@@ -30,7 +32,8 @@ _RUN = (("tokens", "count"), ("packing_efficiency", "share"))
 class ConsoleSink:
     """Prints, at each log step, one line about the run and a table with a row per source and mix node.
 
-    On a terminal it is coloured; elsewhere it is plain text, 120 columns wide.
+    On a terminal it is coloured; elsewhere it is plain text, 120 columns wide. Where the columns do not fit beside each
+    other, the table goes on below with the others; none is left out. Large numbers have three digits and a unit: 12.3M.
 
     Args:
         console: where to print; standard output by default.
@@ -53,8 +56,7 @@ class ConsoleSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         self.console.print(self._headline(step, metrics), markup=False, highlight=False, soft_wrap=True)
-        table = self._table(metrics)
-        if table.row_count:
+        for table in self._tables(metrics):
             self.console.print(table)
 
     def rewind(self, step: int) -> None:
@@ -75,16 +77,20 @@ class ConsoleSink:
                 parts.append(f"{name.replace('_', ' ')} {_show(metrics[f'{root}/{name}'], kind)}")
         return "   ".join(parts)
 
-    def _table(self, metrics: Mapping[str, float]) -> Table:
+    def _tables(self, metrics: Mapping[str, float]) -> Iterator[Table]:
+        """The table, in as many parts below each other as the console's width makes necessary."""
         found = [key[len(self.prefix) :].partition("/")[0] for key in metrics if key.startswith(self.prefix)]
         names = list(dict.fromkeys(found)) if self.names is None else self.names
         columns = [c for c in _COLUMNS if any(f"{self.prefix}{name}/{c[1]}" in metrics for name in names)]
-        table = self._with_columns(metrics, names, columns)
         wide = self.console.options.update(width=10_000)
-        while len(columns) > 1 and self.console.measure(table, options=wide).maximum > self.console.width:
-            columns = columns[:-1]
+        while columns:
+            count = len(columns)
             table = self._with_columns(metrics, names, columns)
-        return table
+            while count > 1 and self.console.measure(table, options=wide).maximum > self.console.width:
+                count -= 1
+                table = self._with_columns(metrics, names, columns[:count])
+            yield table
+            columns = columns[count:]
 
     def _with_columns(
         self, metrics: Mapping[str, float], names: Sequence[str], columns: Sequence[tuple[str, str, str]]
@@ -93,10 +99,10 @@ class ConsoleSink:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD if self.console.is_terminal else box.ASCII2)
-        table.add_column("source", no_wrap=True)
+        table.add_column("source", overflow="fold", max_width=max(12, self.console.width // 3))
         for heading, _, _ in columns:
             table.add_column(heading, justify="right", no_wrap=True)
-        for name in names if columns else ():
+        for name in names:
             values = [metrics.get(f"{self.prefix}{name}/{metric}") for _, metric, _ in columns]
             cells = ["" if v is None else _show(v, c[2]) for v, c in zip(values, columns, strict=True)]
             table.add_row(name, *cells)
@@ -105,13 +111,10 @@ class ConsoleSink:
 
 def _show(value: float, kind: str) -> str:
     match kind:
-        case "count" if value < 1e6:
-            return f"{value:,.0f}"
         case "count":
-            unit = next(u for u in (1e12, 1e9, 1e6) if value >= u)
-            return f"{value / unit:.2f}{ {1e6: 'M', 1e9: 'G', 1e12: 'T'}[unit] }"
+            return counted(value)
         case "decimal":
-            return f"{value:.2f}"
+            return f"{value:.2f}" if value < 1_000 else counted(value)
         case "share":
             return f"{value:.1%}"
         case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,9 +11,12 @@ import numpy as np
 
 from streamsft.errors import MetricError
 from streamsft.metrics.reducers import Counts, Reducer
-from streamsft.types import Floats, Sample, check_name
+from streamsft.types import Floats, Sample, check_name, lacking
 
-__all__ = ["Metric", "key_names", "measure"]
+__all__ = ["Metric", "checked_metrics", "key_names", "measure"]
+
+
+_REDUCER = ("ints", "floats", "suffixes", "layout", "zero", "update", "merge", "result")
 
 
 @final
@@ -29,10 +32,10 @@ class Metric:
         name: letters, digits, ``_``, ``.`` and ``-``.
         value: the value of a sample, a finite number; with `Counts`, the name of its category. Must be
             picklable (a module's function, not a lambda) for loaders with worker processes.
-        reducers: one or more; `Counts` only alone.
+        reducers: a list of one or more; `Counts` only alone.
 
     Raises:
-        MetricError: no reducer, the same one twice, or `Counts` beside others.
+        MetricError: no list of reducers, the same one twice, `Counts` beside others, or no function.
     """
 
     name: str
@@ -41,7 +44,11 @@ class Metric:
 
     def __post_init__(self) -> None:
         check_name(self.name, "metric")
-        object.__setattr__(self, "reducers", tuple(self.reducers))
+        if not callable(self.value):
+            raise MetricError(
+                f"metric {self.name!r}: {self.value!r} is no function; give one from a sample to a number"
+            )
+        object.__setattr__(self, "reducers", _checked_reducers(self.name, self.reducers))
         layouts = [r.layout for r in self.reducers]
         if not layouts or len(set(layouts)) != len(layouts):
             raise MetricError(f"metric {self.name!r}: give one or more reducers, each once; got {layouts}")
@@ -75,6 +82,35 @@ class Metric:
         if not math.isfinite(number):
             raise MetricError(f"metric {self.name!r}: {value!r} on {_where(sample)} is not a finite number")
         return number
+
+
+def checked_metrics(metrics: Iterable[Any], where: str = "metrics") -> tuple[Any, ...]:
+    """The user's metrics, if they come as a list.
+
+    Raises:
+        MetricError: it is one by itself, or something else.
+    """
+    if not isinstance(metrics, Iterable) or isinstance(metrics, str | Mapping):
+        raise MetricError(f"{where}: give a list of metrics, such as [Metric(...)], not a {type(metrics).__name__}")
+    found = tuple(metrics)
+    for metric in found:
+        if missing := lacking(metric, ("name", "measure")):
+            raise MetricError(f"{where}: {metric!r} is no Metric: it lacks {', '.join(missing)}")
+    return found
+
+
+def _checked_reducers(name: str, reducers: Any) -> tuple[Reducer, ...]:
+    if not isinstance(reducers, Iterable) or isinstance(reducers, str | Mapping):
+        raise MetricError(f"metric {name!r}: give a list of reducers, such as [Mean()], not {reducers!r}")
+    found = tuple(reducers)
+    for reducer in found:
+        if isinstance(reducer, type):
+            raise MetricError(
+                f"metric {name!r}: {reducer.__name__} is a class; give an object of it: {reducer.__name__}()"
+            )
+        if missing := lacking(reducer, _REDUCER):
+            raise MetricError(f"metric {name!r}: {reducer!r} is no reducer: it lacks {', '.join(missing)}")
+    return found
 
 
 def key_names(name: str, reducers: Sequence[Reducer]) -> dict[tuple[str, str], str]:

@@ -15,7 +15,7 @@ __all__ = ["SampleStats", "SourceInfo", "by_name"]
 
 
 @final
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class SampleStats:
     """Numbers about the n documents of a batch, one array entry per document, in batch order.
 
@@ -48,6 +48,9 @@ class SampleStats:
     def __len__(self) -> int:
         """Number of documents."""
         return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"SampleStats({len(self):,} documents in {self.packs:,} packs of {self.slots:,} slots in all)"
 
     @staticmethod
     def join(parts: Sequence[SampleStats]) -> SampleStats:

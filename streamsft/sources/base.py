@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints, lacking
 
-__all__ = ["IdsSource", "Source", "is_source"]
+__all__ = ["IdsSource", "Source", "is_source", "missing_members"]
 
 
 class Source(Protocol):
@@ -79,5 +78,9 @@ _MEMBERS = (
 
 def is_source(value: Any) -> TypeGuard[Source]:
     """Whether `value` has the members of a `Source`. None of them is evaluated, so nothing is opened."""
-    missing = object()
-    return all(inspect.getattr_static(value, member, missing) is not missing for member in _MEMBERS)
+    return not missing_members(value)
+
+
+def missing_members(value: Any) -> list[str]:
+    """The members of a `Source` that `value` lacks. None of them is evaluated, so nothing is opened."""
+    return lacking(value, _MEMBERS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from streamsft.errors import DataError
+from streamsft.sources.hublocation import hub_is_offline, without_hub
 from streamsft.sources.rawrows import BadRow, Chunk, ListedRows, RowReader, null_pruner
 from streamsft.sources.tables import serialized
 
@@ -56,20 +59,32 @@ class HubDataset:
     def _load(self, *, streaming: bool) -> Any:
         import datasets
 
+        offline = not self._is_local and hub_is_offline()
         try:
-            return datasets.load_dataset(
-                self.id,
-                self.config,
-                split=self.split,
-                revision=self.revision,
-                data_files=self.data_files,
-                streaming=streaming,
-            )
+            with without_hub() if offline else nullcontext():
+                return datasets.load_dataset(
+                    self.id,
+                    self.config,
+                    split=self.split,
+                    revision=self.revision,
+                    data_files=self.data_files,
+                    streaming=streaming,
+                )
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            if offline:
+                raise DataError(
+                    f"hub: {self.id}: cannot be loaded: the hub cannot be reached, and what its local cache holds is "
+                    f"not enough: {error}. Fetch it once with a network, or give files as path"
+                ) from error
             raise DataError(
                 f"hub: {self.id}: cannot be loaded: {error}. Check the id, the config, the split "
                 f"({self.split!r}) and the revision, and that the hub can be reached"
             ) from error
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether the id is a folder, or the name of a file format."""
+        return os.path.exists(self.id) or ("/" not in self.id and self.data_files is not None)
 
 
 class _SizedRows(RowReader):

@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 
 from streamsft.errors import ConfigError, DataError
 
-__all__ = ["FORMATS", "Paths", "RawFile", "find_files"]
+__all__ = ["FORMATS", "Paths", "RawFile", "find_files", "nearest"]
 
 Paths: TypeAlias = "str | PathLike[str] | Sequence[str | PathLike[str]]"
 
@@ -87,7 +87,7 @@ def _expand(path: str) -> list[str]:
         matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
         if matches:
             return _known(matches, f"{path}: the pattern")
-    raise DataError(_missing(path))
+    raise DataError(f"{path}: no such file; {nearest(path)}")
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -143,12 +143,13 @@ def _readable() -> str:
     return ", ".join(FORMATS) + "; text also with .gz or .zst"
 
 
-def _missing(path: str) -> str:
+def nearest(path: str) -> str:
+    """What there is instead of `path`, as part of a sentence."""
     existing = os.path.abspath(path)
     missing = existing
     while not os.path.exists(existing):
         missing, existing = existing, os.path.dirname(existing)
-    message = f"{path}: no such file; the nearest path that exists is {existing}"
+    message = f"the nearest path that exists is {existing}"
     if os.path.isdir(existing) and os.access(existing, os.R_OK | os.X_OK):
         close = difflib.get_close_matches(os.path.basename(missing), os.listdir(existing), n=3)
         if close:

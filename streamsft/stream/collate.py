@@ -25,7 +25,7 @@ IGNORE_INDEX = -100
 
 
 @final
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Batch:
     """One rank's share of a step.
 
@@ -55,6 +55,14 @@ class Batch:
     def __len__(self) -> int:
         """Number of packs."""
         return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        packs, slots = self.input_ids.shape
+        documents = len(self.documents.table.pack)
+        return (
+            f"Batch(step {self.step}, {packs} x {slots:,} slots, {documents:,} documents, "
+            f"{self.supervised_tokens:,} supervised tokens)"
+        )
 
     @cached_property
     def rows(self) -> list[list[tuple[str, int, int]]]:
@@ -92,8 +100,8 @@ class Batch:
         Raises:
             ConfigError: `micro_batch_size` is below 1.
         """
-        if micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size: {micro_batch_size} packs; give at least 1")
+        if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+            raise ConfigError(f"micro_batch_size: {micro_batch_size!r} packs; give a whole number of at least 1")
         size = min(micro_batch_size, len(self))
         return [self._part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
 

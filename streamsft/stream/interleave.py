@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final, get_args
 
 from streamsft.errors import ConfigError
-from streamsft.sources.base import Source, is_source
+from streamsft.sources.base import Source, is_source, missing_members
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Unit
-from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
+from streamsft.stream.faces import InfiniteDataset, Info, LaneDataset, SourceStream, whole
 from streamsft.stream.lane import Lane
 from streamsft.stream.mixture import Leaf, Mixture, usable_rows
 from streamsft.stream.packing import Packing
@@ -21,7 +21,7 @@ from streamsft.stream.reading import samples
 from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 
-__all__ = ["Interleave"]
+__all__ = ["Child", "Interleave"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,15 @@ class Interleave(LaneDataset[Sample]):
         self._name = check_name(name, "mix")
         self.seed = seed
         self.window = window
+        if is_source(children) or isinstance(children, InfiniteDataset | StreamingSource | str | Mapping):
+            raise ConfigError(f"mix {name!r}: give a list of sources, such as [gsm8k, code], not {children!r}")
         self.children = [_checked(child, name) for child in children]
         if not children:
             raise ConfigError(f"mix {name!r} has no children; give at least one source")
         if not isinstance(window, int) or window < 1:
             raise ConfigError(f"mix {name!r}: window {window!r} is not a number of draws >= 1")
+        if isinstance(weights, str | Mapping) or not isinstance(weights, Sized | None):
+            raise ConfigError(f"mix {name!r}: weights are a list with one for each source, not {weights!r}")
         if weights is not None and len(weights) != len(children):
             raise ConfigError(f"mix {name!r}: {len(weights)} weights for {len(children)} sources; give one each")
         if unit not in get_args(Unit):
@@ -211,7 +215,8 @@ def _checked(child: object, mix: str) -> Child:
         return child
     raise ConfigError(
         f"mix {mix!r}: {type(child).__name__} does not promise to be endless; give a TokenStore "
-        "(TokenStore.from_rows takes any rows), an object with the members of streamsft.Source, or an Interleave"
+        "(TokenStore.from_rows takes any rows), an object with the members of streamsft.Source "
+        f"(it lacks {', '.join(missing_members(child))}), or an Interleave"
     )
 
 

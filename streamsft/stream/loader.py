@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
 from streamsft.errors import ConfigError, StateError, StreamsftError
+from streamsft.metrics.metric import checked_metrics
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
-from streamsft.stream.packer import Packer
+from streamsft.stream.packer import Packer, check_packer
 from streamsft.stream.plan import Plan
 from streamsft.stream.reading import Valued
 from streamsft.stream.state import (
     STATE_VERSION,
     begun_before_edit,
     check_edit,
+    check_shape,
     check_state,
+    checked_edits,
     checked_lanes,
     checked_step,
     describe_plan,
@@ -87,21 +89,17 @@ class Loader:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
+        check_packer(packer)
         streams = any(leaf.streams for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
-        self.topology = Topology(
-            global_batch_size=global_batch_size,
-            dp=dp or Shard(),
-            lanes_per_step=lanes_per_step or (math.gcd(global_batch_size, 8) if streams else 1),
-            lane_groups=lane_groups or (4 if streams else 1),
-        )
+        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, streams=streams)
         if streams:
             self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method
         self.background = background
         self.prefetch = prefetch
-        self.metrics = tuple(metrics)
+        self.metrics = checked_metrics(metrics, "Loader")
         self.pad_id = pad_id
         self.tokenizer = tokenizer
         if workers and self.metrics:
@@ -277,9 +275,10 @@ class Loader:
         """
         if self._iterations:
             raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
-        old = None if before is None else before.plan(self.topology.lanes)
+        old = None if before is None else check_packer(before, "before").plan(self.topology.lanes)
         edited = False
-        if old is not None and state.get("fingerprint") != self.fingerprint:
+        check_shape(state, ("step", "fingerprint", "lanes"))
+        if old is not None and state["fingerprint"] != self.fingerprint:
             check_edit(self._described(old), self.fingerprint)
             check_state(state, ("step", "fingerprint", "lanes"), self._described(old))
             edited = True
@@ -287,7 +286,7 @@ class Loader:
             check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
         lanes = checked_lanes(state, self.topology.lanes)
         step = checked_step(state)
-        edits = list(state.get("edits", ()))
+        edits = checked_edits(state)
         mixes = Mixes(self._plan, old)
         if edited:
             lanes = begun_before_edit(lanes)

@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 
+from streamsft.errors import ConfigError
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.documents import Documents
@@ -18,11 +19,25 @@ from streamsft.stream.plan import Plan
 from streamsft.stream.reading import samples
 from streamsft.types import Pack, Sample, Shard
 
-__all__ = ["Packer"]
+__all__ = ["Packer", "check_packer"]
 
 logger = logging.getLogger(__name__)
 
 _FEW_PACKS = 64  # a window of fewer packs leaves best-fit little to choose from
+
+
+def check_packer(value: object, where: str = "Loader") -> Packer:
+    """`value`, if it is a `Packer`.
+
+    Raises:
+        ConfigError: it is another stage.
+    """
+    if not isinstance(value, Packer):
+        raise ConfigError(
+            f"{where}: {type(value).__name__} is no Packer; give Packer(mix, sequence_length), which takes a mix or "
+            "one source"
+        )
+    return value
 
 
 @final

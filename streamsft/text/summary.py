@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from streamsft.shown import counted
 from streamsft.sources.store import TokenStore
 
 if TYPE_CHECKING:
@@ -58,23 +59,23 @@ class SourceSummary:
 
 
 def summary_table(summaries: Sequence[SourceSummary]) -> Table:
-    """The summaries as a table for a rich console, a source a line."""
+    """The summaries as a table for a rich console, a source a line; large numbers with three digits and a unit."""
     from rich.table import Table
 
     table = Table(title="Sources")
-    table.add_column("source")
+    table.add_column("source", overflow="fold")
     for heading in ("rows", "tokens", "supervised", "p50", "p95", "longest"):
-        table.add_column(heading, justify="right")
-    table.add_column("rejected")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("rejected", overflow="fold")
     for summary in summaries:
         numbers = (summary.p50, summary.p95, summary.longest)
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary.rejected.items()))
         table.add_row(
             summary.name,
-            f"{summary.rows:,}",
-            f"{summary.tokens:,}",
+            counted(summary.rows),
+            counted(summary.tokens),
             f"{summary.supervised_share:.1%}",
-            *(f"{number:,}" for number in numbers),
+            *map(counted, numbers),
             rejected or "none",
         )
     return table

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.errors import RunError
-from streamsft.training.durable import PARTIAL, publish_directory, remove_directory, sync_directory, write_file
+from streamsft.training.durable import (
+    PARTIAL,
+    publish_directory,
+    remove_directory,
+    sync_directory,
+    why_unwritten,
+    write_file,
+)
 
 __all__ = ["Checkpoints", "StoredCheckpoint"]
 
@@ -151,10 +158,11 @@ class Checkpoints:
             }
             (partial / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         except Exception as error:  # writers of weights have error classes of their own
+            why = why_unwritten(error, self.folder)
             self._discard(partial, error)
             raise RunError(
-                f"checkpoint of step {step} in {self.folder} could not be written: {error}; nothing of it was "
-                "published and the older ones are kept; make room and resume"
+                f"the checkpoint of step {step} could not be written to {self.folder}: {why}; nothing of it was "
+                f"published, and {self._kept()}. Make room, and run the same command again"
             ) from error
         return partial
 
@@ -174,7 +182,8 @@ class Checkpoints:
             sync_directory(self.folder)
         except OSError as error:
             raise RunError(
-                f"checkpoint {path} could not be published: {error.strerror}; the older ones are kept; resume from them"
+                f"checkpoint {path} could not be published: {why_unwritten(error, self.folder)}; {self._kept()}. Make "
+                "room, and run the same command again"
             ) from error
         return path
 
@@ -183,6 +192,12 @@ class Checkpoints:
             return {}
         found = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
         return {int(match[1]): path for match, path in found if match and path.is_dir()}
+
+    def _kept(self) -> str:
+        steps = self._steps()
+        if not steps:
+            return "there is no older one, so the run starts over"
+        return f"the older ones are kept: the run goes on from step {max(steps)}"
 
     def _prune(self, keep: int) -> None:
         for _, path in sorted(self._steps().items())[: -max(1, keep)]:

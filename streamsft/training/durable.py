@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
-__all__ = ["publish_directory", "remove_directory", "sync_directory", "sync_tree", "write_file"]
+__all__ = ["publish_directory", "remove_directory", "sync_directory", "sync_tree", "why_unwritten", "write_file"]
 
 PARTIAL = ".partial-"
 """Name prefix of whatever is being written or removed; nothing with it is ever read."""
+
+_OS_ERROR = re.compile(r"os error (\d+)")  # as libraries written in Rust put an errno
+_FULL_BYTES = 1 << 20
 
 
 def sync_directory(path: Path) -> None:
@@ -66,3 +70,31 @@ def remove_directory(path: Path) -> None:
             shutil.rmtree(partial)
         path.rename(partial)
     shutil.rmtree(partial)
+
+
+def why_unwritten(error: BaseException, folder: Path) -> str:
+    """Why a file below `folder` could not be written, with the space that is left there.
+
+    torch's writer says of a full disk only at which byte it stood, and safetensors has an error class of its own: what
+    the system said is looked for in what they raise, and else seen from the space that is left.
+    """
+    reason = _system_error(error)
+    place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    if reason is None and isinstance(error, RuntimeError):
+        reason = "No space left on device" if free < _FULL_BYTES else "the file system took no more bytes"
+    if reason is None:
+        return f"{type(error).__name__}: {error}"
+    return f"{reason} ({free / 1e6:,.1f} MB are free on {place})"
+
+
+def _system_error(error: BaseException) -> str | None:
+    """What the system said, by the first error of it in the chain of causes."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno is not None:
+            return os.strerror(seen.errno)
+        if found := _OS_ERROR.search(str(seen)):
+            return os.strerror(int(found[1]))
+        seen = seen.__cause__ or seen.__context__
+    return None

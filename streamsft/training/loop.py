@@ -86,6 +86,7 @@ def train(
                 fresh=fresh,
                 accept_changes=accept_changes,
                 comm=comm,
+                mix=(mix_record or {}).get("mix"),
             )
         )
         before = resume_loader(loader, start.stored, rebuild, comm) if start.stored is not None else None
@@ -122,7 +123,8 @@ def _prepare(
     parts = Parts(loader=loader, aggregator=aggregator, model=net, optimizer=optimizer)
     if start.stored is not None:
         restore(parts, start.stored, seed=settings.seed, comm=comm)
-        _log.info("going on from step %s in %s", start.step, settings.run_dir)
+        if comm.rank == 0:
+            _log.info("going on from step %s in %s", start.step, settings.run_dir)
     else:
         seed_generators(settings.seed, step=0, rank=comm.rank)
         if net is not None:
@@ -209,6 +211,7 @@ class _Run:
         return TrainResult(
             steps=step,
             run_dir=self._settings.run_dir,
+            asked=self._settings.steps,
             resumed_from=start,
             first_loss=self._losses[0] if self._losses else None,
             last_loss=self._losses[-1] if self._losses else None,
@@ -283,3 +286,5 @@ class _Run:
             audit=self._outputs.audit,
             comm=self._comm,
         )
+        if self._comm.rank == 0:
+            _log.info("step %s of %s: checkpoint saved", step, self._settings.steps)

@@ -18,9 +18,19 @@ from typing import Any
 import torch
 
 from streamsft.errors import RunError
+from streamsft.sources.hublocation import Location, locate
+from streamsft.sources.paths import nearest
 from streamsft.training.checkpoint import StoredCheckpoint
 
-__all__ = ["model_kind", "pick_device", "prepare_model", "save_weights", "tiny_model", "vocabulary_of"]
+__all__ = [
+    "check_model",
+    "model_kind",
+    "pick_device",
+    "prepare_model",
+    "save_weights",
+    "tiny_model",
+    "vocabulary_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +49,29 @@ def model_kind(model: torch.nn.Module | str) -> str:
     if isinstance(model, str):
         return model if model in ("none", "tiny") else "transformers"
     return "transformers" if hasattr(model, "save_pretrained") else "module"
+
+
+def check_model(model: torch.nn.Module | str, *, vocabulary: int | None, stored: StoredCheckpoint | None) -> None:
+    """Refuse what can be seen to be no model of the run, before anything is loaded.
+
+    Args:
+        model: as in `prepare_model`.
+        vocabulary: number of token ids.
+        stored: the checkpoint that the run goes on from.
+
+    Raises:
+        RunError: there is no such folder, ``tiny`` lacks the number of ids, or the checkpoint is of another kind.
+    """
+    kind = model_kind(model)
+    if stored is not None and stored.model != kind:
+        raise RunError(
+            f"{stored.path}: the run trains a model of kind {stored.model!r}, now it is {kind!r}; set train.model "
+            "back, choose another train.run_dir, or move the old run aside with --fresh"
+        )
+    if model == "tiny" and vocabulary is None:
+        raise RunError("train.model: tiny needs the number of token ids; set `tokenizer`, or give vocabulary=")
+    if isinstance(model, str) and kind == "transformers" and stored is None:
+        _locate(model)
 
 
 def prepare_model(
@@ -63,18 +96,12 @@ def prepare_model(
         RunError: there is no such model, it has fewer than `vocabulary` token ids, or it is another one than the
             checkpoint's.
     """
-    kind = model_kind(model)
-    if stored is not None and stored.model != kind:
-        raise RunError(
-            f"{stored.path}: the run trains a model of kind {stored.model!r}, now it is {kind!r}; set train.model "
-            "back, choose another train.run_dir, or move the old run aside with --fresh"
-        )
+    check_model(model, vocabulary=vocabulary, stored=stored)
     weights = stored.path / "model" if stored is not None else None
     if model == "none":
         return None
     if model == "tiny":
-        if vocabulary is None:
-            raise RunError("train.model: tiny needs the number of token ids; set `tokenizer`, or give vocabulary=")
+        assert vocabulary is not None
         model = tiny_model(vocabulary, sequence_length=sequence_length, seed=seed)
     elif isinstance(model, str):
         if weights is not None:
@@ -117,13 +144,18 @@ def tiny_model(
 
 
 def _pretrained(name: str, sequence_length: int) -> torch.nn.Module:
+    location = _locate(name)
     from transformers import AutoModelForCausalLM
 
     try:
         with _quietly():
-            model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+            model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+                location.name, dtype=torch.float32, local_files_only=location.offline
+            )
     except (OSError, ValueError, ImportError) as error:
-        raise RunError(f"train.model {name!r} cannot be loaded: {error}") from error
+        unreached = location.offline and not Path(location.name).is_dir()
+        why = f"there is no such folder ({nearest(name)}), and the hub cannot be reached" if unreached else str(error)
+        raise RunError(f"train.model: {name}: cannot be loaded: {why}") from error
     window = getattr(model.config, "sliding_window", None)
     if window is not None and window < sequence_length and getattr(model.config, "use_sliding_window", True):
         _log.warning(
@@ -135,12 +167,17 @@ def _pretrained(name: str, sequence_length: int) -> torch.nn.Module:
     return model
 
 
+def _locate(name: str) -> Location:
+    return locate(name, key="train.model", files=("config.json",), error=RunError)
+
+
 def _check_same_model(name: str, stored: Path) -> None:
     """Refuse a model `name` of another shape than the one in `stored`; one that is gone is not missed."""
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(name)
+        location = _locate(name)
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(location.name, local_files_only=location.offline)
     except (OSError, ValueError):
         return
     old, new = (AutoConfig.from_pretrained(stored).to_dict(), config.to_dict())

@@ -48,6 +48,7 @@ def opened(
     fresh: bool,
     accept_changes: bool,
     comm: Comm,
+    mix: Mapping[str, Any] | None = None,
 ) -> Iterator[Start]:
     """Hold the run directory while the context lasts; collective.
 
@@ -64,7 +65,7 @@ def opened(
         with agreeing(comm):
             if comm.rank == 0:
                 directory = RunDirectory(run_dir, fresh=fresh)
-                stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes)
+                stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes, mix=mix)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
                 plan["checkpoint"] = stored.path.name if stored is not None else None

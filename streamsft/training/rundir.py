@@ -15,24 +15,27 @@ import errno
 import fcntl
 import json
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, final
 
-from streamsft.errors import RunError, StateError
-from streamsft.stream.state import check_edit, differences
+from streamsft.errors import RunError
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
-from streamsft.training.durable import write_file
+from streamsft.training.comparing import former_mix, is_edited, run_record
+from streamsft.training.durable import why_unwritten, write_file
 from streamsft.training.edits import describe_edit, edit_record
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "check_free"]
 
 _log = logging.getLogger(__name__)
 
 _VERSION = 1
 _LOCK_WAIT_S = 20.0
 """A killed run's processes may take a moment to go; the lock is waited for this long."""
+_TELL_S = 1.0
 _TRACES = ("run.json", "checkpoints", "audit", "metrics.jsonl")
 _UNLOCKABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -52,13 +55,11 @@ class RunDirectory:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path = path
         self.moved_to: Path | None = None
-        try:
+        with _reported(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(path)
             if fresh and any((path / name).exists() for name in _TRACES):
                 self._move_aside()
-        except OSError as error:
-            raise RunError(f"run directory {path}: {error.strerror or error}; choose another train.run_dir") from error
 
     def _move_aside(self) -> None:
         number = 1
@@ -72,7 +73,12 @@ class RunDirectory:
         _log.info("moved the earlier run in %s to %s", self.path, aside)
 
     def begin(
-        self, fingerprint: Mapping[str, Any], *, keep: int, accept_changes: bool = False
+        self,
+        fingerprint: Mapping[str, Any],
+        *,
+        keep: int,
+        accept_changes: bool = False,
+        mix: Mapping[str, Any] | None = None,
     ) -> StoredCheckpoint | None:
         """Return the checkpoint to go on from, None for step 0, and mark the run as begun.
 
@@ -80,16 +86,29 @@ class RunDirectory:
             fingerprint: JSON object of what defines the stream (`Loader.fingerprint`).
             keep: how many checkpoints are kept.
             accept_changes: take another mix from here on, and note the change.
+            mix: the mix as the config has it, for messages.
 
         Raises:
-            RunError: the directory holds a run of another stream, or is unreadable.
+            RunError: the directory holds a run of another stream, or cannot be read or written.
         """
+        try:
+            return self._begin(fingerprint, keep, accept_changes, mix or {})
+        except OSError as error:
+            why = why_unwritten(error, self.path)
+            raise RunError(f"run directory {self.path}: {why}; make room or choose another train.run_dir") from error
+
+    def _begin(
+        self, fingerprint: Mapping[str, Any], keep: int, accept_changes: bool, mix: Mapping[str, Any]
+    ) -> StoredCheckpoint | None:
         fingerprint = json.loads(json.dumps(fingerprint))
         checkpoints = Checkpoints(self.path)
         stored = checkpoints.newest()
-        record = self._record()
+        record = run_record(self.path)
         theirs = stored.fingerprint if stored is not None else record.get("fingerprint") if record else None
-        edited = theirs is not None and self._differs(theirs, fingerprint, accept_changes)
+        mixes = (former_mix(self.path, stored), mix)
+        edited = theirs is not None and is_edited(
+            self.path, theirs, fingerprint, mixes=mixes, accept_changes=accept_changes
+        )
         step = stored.step if stored is not None else 0
         checkpoints.clean(after=step, keep=keep)
         if record is None and stored is None:
@@ -112,18 +131,6 @@ class RunDirectory:
         """Let go of the directory."""
         self._lock.close()
 
-    def _record(self) -> dict[str, Any] | None:
-        path = self.path / "run.json"
-        try:
-            record = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} is unreadable: {error}; start over with --fresh") from error
-        if not isinstance(record, dict) or record.get("version") != _VERSION:
-            raise RunError(f"{path}: not a run of format version {_VERSION}; start over with --fresh")
-        return record
-
     def _refuse_unmarked(self) -> None:
         """Refuse files that would be rewound although no run of ours wrote them: ours begins with its `run.json`."""
         found = [name for name in ("metrics.jsonl", "audit") if (self.path / name).exists()]
@@ -133,34 +140,36 @@ class RunDirectory:
                 "gone on with; choose another train.run_dir, or move it aside with --fresh"
             )
 
-    def _differs(self, theirs: Mapping[str, Any], ours: Mapping[str, Any], accept_changes: bool) -> bool:
-        """Whether the run had another mix until now; refuse it unless this is accepted, and other differences."""
-        lines = differences(theirs, ours)
-        if not lines:
-            return False
-        try:
-            check_edit(theirs, ours)
-            accept = ", take them from here on with --accept-changes"
-        except StateError as error:
-            if accept_changes:
-                raise RunError(
-                    f"run directory {self.path}: {error}\nchange these back, choose another train.run_dir, or move the "
-                    "old run aside with --fresh"
-                ) from error
-            accept = ""
-        if not accept_changes:
-            raise RunError(
-                f"run directory {self.path} holds a run of another stream; these differ:\n"
-                + "\n".join(f"  {line}" for line in lines)
-                + f"\nchange them back{accept}, choose another train.run_dir, or move the old run aside with --fresh"
-            )
-        return True
+
+def check_free(path: Path) -> None:
+    """See that a run could use the directory `path`, leaving nothing behind.
+
+    Raises:
+        RunError: another process is using it, or it cannot be made or written to.
+    """
+    if (path / "lock").exists():
+        with _reported(path):
+            _locked(path).close()
+    place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not place.is_dir():
+        raise RunError(f"run directory {path}: {place} is a file; choose another train.run_dir")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise RunError(f"run directory {path}: {place} cannot be written to; choose another train.run_dir")
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"run directory {path}: {error.strerror or error}; choose another train.run_dir") from error
 
 
 def _locked(path: Path) -> IO[bytes]:
     """Return the locked lock file of `path`. The lock is the process's own: forked workers do not keep it."""
     file = (path / "lock").open("ab")
-    until = time.monotonic() + _LOCK_WAIT_S
+    start = time.monotonic()
+    told = False
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +181,11 @@ def _locked(path: Path) -> IO[bytes]:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 file.close()
                 raise
-        if time.monotonic() > until:
+        waited = time.monotonic() - start
+        if waited > _LOCK_WAIT_S:
             file.close()
             raise RunError(f"run directory {path} is in use by another process; wait for it, or end it")
+        if waited > _TELL_S and not told:
+            told = True
+            _log.info("waiting up to %.0f s for another process to let go of %s", _LOCK_WAIT_S, path)
         time.sleep(0.05)

@@ -69,6 +69,7 @@ class TrainResult:
     Attributes:
         steps: the last step that was made, earlier legs included.
         run_dir: the run's directory.
+        asked: steps that the whole run is to have; 0 where that is not known.
         resumed_from: the step of the checkpoint that this leg went on from, 0 at a new start.
         first_loss: `train/loss` of the first record of this leg; None without a model or a record.
         last_loss: the same of the last record.
@@ -79,6 +80,7 @@ class TrainResult:
 
     steps: int
     run_dir: Path
+    asked: int = 0
     resumed_from: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
@@ -95,8 +97,20 @@ class TrainResult:
         return 0 if self.stopped_by == "steps" else 128 + signal.Signals[self.stopped_by].value
 
     @property
+    def nothing_to_do(self) -> bool:
+        """Whether all steps had been made before."""
+        return self.asked > 0 and self.resumed_from >= self.asked
+
+    @property
     def message(self) -> str:
-        """One line for the user."""
-        if self.stopped_by == "steps":
-            return f"done: {self.steps} steps, in {self.run_dir}"
-        return f"{self.stopped_by}: saved at step {self.steps} in {self.run_dir}; the same command goes on from there"
+        """What happened, and where things lie, for the user."""
+        if self.stopped_by != "steps":
+            return (
+                f"{self.stopped_by}: saved at step {self.steps} in {self.run_dir}; the same command goes on from there"
+            )
+        if self.nothing_to_do:
+            return (
+                f"nothing to do: step {self.steps} of {self.asked} is done, in {self.run_dir}; to go on give more "
+                f"steps, such as train.steps={2 * self.steps}, and to start over --fresh"
+            )
+        return f"done: {self.steps} steps, in {self.run_dir} (metrics.jsonl; checkpoints/step-{self.steps:08d})"

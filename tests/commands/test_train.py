@@ -51,11 +51,11 @@ def test_a_run_in_legs_consumes_what_one_run_consumes(tmp_path: Path) -> None:
     [
         ("seed=8", "seed", ("7", "8")),
         ("sequence_length=128", "sequence_length", ("256", "128")),
-        ("packing.overflow=drop", "overflow", ("truncate", "drop")),
-        ("packing.lookahead=128", "lookahead", ("256", "128")),
-        ("mix.sources.units.weight=2", "sources.units.share", ("0.25", "0.4")),
-        ("mix.sources.units.train_on=everything", "sources.units.contents", ()),
-        ("mix.sources.units.shuffle=none", "sources.units.shuffle", ("none",)),
+        ("packing.overflow=drop", "packing.overflow", ("truncate", "drop")),
+        ("packing.lookahead=128", "packing.lookahead", ("256", "128")),
+        ("mix.sources.units.weight=2", "mix.sources.units.weight", ("1 in the run", "2 here")),
+        ("mix.sources.units.train_on=everything", "mix.sources.units, by a digest of its contents", ()),
+        ("mix.sources.units.shuffle=none", "mix.sources.units.shuffle", ("none",)),
     ],
 )
 def test_a_config_of_another_stream_is_refused_with_the_key_and_both_values(

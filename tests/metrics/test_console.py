@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from streamsft.comm import LocalComm
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.console import ConsoleSink
+from streamsft.shown import counted
 from tests.metrics.runs import RUN_METRICS, aggregator, batch, feed
 
 
@@ -34,6 +37,7 @@ def test_a_log_step_is_a_line_about_the_run_and_a_row_per_source_and_mix_node() 
     assert "packing efficiency" in headline
     assert "_total" not in text
     assert [line.split()[1] for line in table if line.startswith("| ")] == [
+        "|",  # headings of two lines
         "source",
         "chat",
         "code",
@@ -45,12 +49,22 @@ def test_a_log_step_is_a_line_about_the_run_and_a_row_per_source_and_mix_node() 
     assert "\x1b" not in text
 
 
-def test_a_narrow_console_shows_fewer_columns_whole() -> None:
-    text = shown(60, record())
-    assert "samples" in text
-    assert "supervised" not in text
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e12])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_column_and_no_digit_is_left_out_however_narrow_the_console(
+    width: int, scale: float, terminal: bool
+) -> None:
+    numbers = {key: value * (1 if "share" in key else scale) for key, value in record().items()}
+    numbers = {key.replace("data_math/", "data_a-source-with-a-long-name/"): v for key, v in numbers.items()}
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown(width, numbers, force_terminal=terminal))
+    for heading in ("asked", "of", "samples", "tokens", "passes", "length", "p50", "p95", "truncated", "supervised"):
+        assert heading in text, heading
     assert "…" not in text
-    assert all(len(line) <= 60 for line in text.splitlines()[1:])
+    table = text.splitlines()[1:]
+    assert all(len(line) <= width for line in table)
+    for name in ("samples", "supervised_tokens", "length_p95"):
+        assert counted(numbers[f"data_a-source-with-a-long-name/{name}"]) in text
 
 
 def test_a_terminal_gets_colours() -> None:

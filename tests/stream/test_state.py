@@ -20,12 +20,26 @@ def test_each_difference_has_a_line_with_both_values() -> None:
     right = {"seed": 2, "lookahead": 8, "sources": {"a": ["11", 0.25], "c": ["33", 0.75, "none"]}}
     assert differences(left, right) == [
         "seed: 1 in the state, 2 here",
-        "sources.a.share: 0.5 in the state, 0.25 here",
-        "sources.b.contents: '22' in the state, 'absent' here",
-        "sources.b.share: 0.5 in the state, 'absent' here",
-        "sources.c.contents: 'absent' in the state, '33' here",
-        "sources.c.share: 'absent' in the state, 0.75 here",
-        "sources.c.shuffle: 'absent' in the state, 'none' here",
+        "mix.sources.a.weight, as a share of all draws: 0.5 in the state, 0.25 here",
+        "mix.sources.b: in the state, not here",
+        "mix.sources.c: here, not in the state",
+    ]
+
+
+def test_parts_are_called_what_a_config_calls_them() -> None:
+    left = {"seed": 1, "lookahead": 8, "overflow": "drop", "unit": "samples", "lanes": [1, 1], "tokenizer": "ab"}
+    right = {"seed": 1, "lookahead": 0, "overflow": "split", "unit": "tokens", "lanes": [2, 1], "tokenizer": "cd"}
+    assert differences(
+        {**left, "sources": {"a": ["11", 1.0]}, "schedules": {"a": {"0": 1}}},
+        {**right, "sources": {"a": ["12", 1.0]}, "schedules": {}},
+    ) == [
+        "loader.lanes_per_step and lane_groups: [1, 1] in the state, [2, 1] here",
+        "packing.lookahead: 8 in the state, 0 here",
+        "packing.overflow: 'drop' in the state, 'split' here",
+        "tokenizer, by a digest of it: 'ab' in the state, 'cd' here",
+        "mix.unit: 'samples' in the state, 'tokens' here",
+        "mix.sources.a, by a digest of its contents: '11' in the state, '12' here",
+        "mix.sources.a.weight, by step: {'0': 1} in the state, 'absent' here",
     ]
 
 
@@ -44,5 +58,5 @@ def test_order_of_input_is_part_of_the_fingerprint() -> None:
     data = source("s", [2, 3])
     plain, ordered = (Packer(Interleave([SourceStream(data, shuffle=shuffle)]), 8) for shuffle in (True, False))
     assert differences(plain.fingerprint, ordered.fingerprint) == [
-        "sources.s.shuffle: 'absent' in the state, 'none' here"
+        "mix.sources.s.shuffle: 'absent' in the state, 'none' here"
     ]

@@ -184,7 +184,7 @@ def test_another_seed_or_weight_is_refused_with_both_values(tmp_path: Path) -> N
     run(tmp_path, 2)
     with pytest.raises(RunError, match=r"(?s)seed: 7 .* 8 .*--fresh"):
         run(tmp_path, 4, loader=make_loader(seed=8))
-    with pytest.raises(RunError, match=r"(?s)sources.s0.share: 0.6+\d* .* 0.75 .*sources.s1.share: 0.3+\d* .* 0.25"):
+    with pytest.raises(RunError, match=r"(?s)sources.s0.weight, .*: 0.6+\d* .* 0.75 .*s1.weight, .*: 0.3+\d* .* 0.25"):
         run(tmp_path, 4, loader=make_loader(weights=(3, 1)))
     assert len(audit(tmp_path)) == 2
 

@@ -1,0 +1,116 @@
+"""What all commands have in common: exit codes, one message for an error, JSON, and what is told when they stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamsft.cli_running import Outcome, running
+from streamsft.errors import DataError
+from tests.pipelines import demo_files, small_config
+
+
+def run(body: Callable[[], Outcome], **options: Any) -> int:
+    @running("stopped; nothing is left")
+    def command(*, as_json: bool = False, debug: bool = False) -> Outcome:
+        return body()
+
+    with pytest.raises(SystemExit) as ended:
+        command(**options)
+    return int(ended.value.code or 0)
+
+
+def failing(error: BaseException) -> Callable[[], Outcome]:
+    def body() -> Outcome:
+        raise error
+
+    return body
+
+
+def test_an_outcome_is_an_exit_code_and_with_json_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"path": Path("a"), "loss": float("nan"), "rows": [1, (2, Path("b"))], "deep": {"x": {3: None}}}
+    assert run(lambda: Outcome(data, 143)) == 143
+    assert capsys.readouterr().out == ""
+    assert run(lambda: Outcome(data, 143), as_json=True) == 143
+    assert json.loads(capsys.readouterr().out) == {
+        "path": "a", "loss": None, "rows": [1, [2, "b"]], "deep": {"x": {"3": None}}, "exit_code": 143,
+    }  # fmt: skip
+
+
+def test_an_error_is_one_message_with_its_notes_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    error = DataError("rows.jsonl:3: bad")
+    error.add_note("  config.yaml:7: mix")
+    assert run(failing(error), as_json=True) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "error: rows.jsonl:3: bad\n  config.yaml:7: mix\n"
+    assert json.loads(shown.out) == {
+        "command": "command", "ok": False, "error": "rows.jsonl:3: bad\n  config.yaml:7: mix", "kind": "DataError",
+        "exit_code": 2,
+    }  # fmt: skip
+
+
+def test_what_the_system_refuses_is_told_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(failing(PermissionError(13, "Permission denied", "/some/file"))) == 2
+    assert capsys.readouterr().err == "error: /some/file: Permission denied; --debug shows where\n"
+
+
+def test_debug_and_faults_of_our_own_show_where() -> None:
+    @running("stopped")
+    def command(*, debug: bool = False) -> Outcome:
+        raise DataError("bad") if debug else ValueError("ours")
+
+    with pytest.raises(DataError):
+        command(debug=True)
+    with pytest.raises(ValueError, match="ours"):
+        command()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_says_what_is_left(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def body() -> Outcome:
+        os.kill(os.getpid(), number)
+        return Outcome()
+
+    assert run(body, as_json=True) == 128 + number
+    shown = capsys.readouterr()
+    assert shown.err == f"{number.name}: stopped; nothing is left\n"
+    assert json.loads(shown.out)["exit_code"] == 128 + number
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tokenizing_that_is_stopped_leaves_nothing_half_written(tmp_path: Path, number: signal.Signals) -> None:
+    """The second source is a pipe, so that the process surely waits in the middle of its work when it is stopped."""
+    config = small_config(tmp_path)
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    config["mix"]["sources"] = {"units": config["mix"]["sources"]["units"], "pipe": {"path": str(pipe), "weight": 1}}
+    config["mix"]["sources"]["pipe"]["format"] = "messages"
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "streamsft", "tokenize", str(file), "-j", "1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with pipe.open("wb", buffering=0) as writer:  # opens when the process reads
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+        assert writer.fileno() >= 0
+    assert process.returncode == 128 + number
+    assert f"{number.name}: stopped; nothing half-written is left" in err
+    assert "Traceback" not in err
+    assert json.loads(out)["ok"] is False
+    stores = list((tmp_path / "cache" / "stores").iterdir())
+    assert len(stores) == 1, "the source that was tokenized whole is kept, and nothing else"
+    assert (stores[0] / "streamsft.json").exists()
+    assert demo_files().folder.exists()
