@@ -25,7 +25,7 @@ _INPUTS = ("path", "store", "hub")
 
 
 def pointing(command: Callable[P, R]) -> Callable[P, R]:
-    """Have a function whose first argument is a config say of its errors where in its file the key is that they are about.
+    """Have a function whose first argument is a config say where in its file the key is that an error is about.
 
     What is found is added as a note. Without a file, or where the error is about none of its keys, nothing is.
     """
