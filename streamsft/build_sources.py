@@ -251,7 +251,7 @@ def check_inputs(sources: Mapping[str, SourceConfig], transforms: Transforms) ->
             with naming(name):
                 if source.path is not None:
                     find_files(source.path)
-                    if source.format is None and name not in transforms:
+                    if source.format is None and name not in transforms and not source.streaming:
                         detect_source_format(open_reader(source.path), name, source.columns or {})
                 elif source.store is not None and not Path(source.store).is_dir():
                     raise StoreError(f"{source.store}: there is no such store")

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from streamsft.config_models import SECTIONS
 from streamsft.config_yaml import Document, KeyPath, apply_overrides, dotted, read_yaml
@@ -15,7 +15,6 @@ from streamsft.errors import ConfigError, StreamsftError
 __all__ = ["pointing"]
 
 P = ParamSpec("P")
-C = TypeVar("C")
 R = TypeVar("R")
 
 _SOURCE = re.compile(r"\bsource '?([A-Za-z0-9_.-]+?)'?[:,\s]")
@@ -25,17 +24,18 @@ _KEY = re.compile(
 _INPUTS = ("path", "store", "hub")
 
 
-def pointing(command: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """Have a function of a config say of its errors where in the config's file the key is that they are about.
+def pointing(command: Callable[P, R]) -> Callable[P, R]:
+    """Have a function whose first argument is a config say where in its file the key is that an error is about.
 
     What is found is added as a note. Without a file, or where the error is about none of its keys, nothing is.
     """
 
     @functools.wraps(command)
-    def run(config: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(config, *args, **kwargs)
+            return command(*args, **kwargs)
         except StreamsftError as error:
+            config = args[0] if args else kwargs.get("config")
             given = kwargs.get("overrides")
             overrides = given if isinstance(given, list | tuple) else ()
             if isinstance(config, str | Path):

@@ -23,6 +23,7 @@ KeyPath = tuple[str | int, ...]
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d+\.?([eE][-+]?\d+)?")
 _PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)")
+_DATA = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".zst"}
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -64,6 +65,10 @@ def read_yaml(path: str | Path) -> Document:
         near = sorted(p.name for p in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
         hint = f"; {file.parent}/ has {', '.join(near[:8])}" if near else ""
         raise ConfigError(f"{file}: there is no such config file{hint}")
+    if file.suffix in _DATA:
+        raise ConfigError(
+            f"{file}: looks like data; a config is a YAML file that says where data are, and how to mix them"
+        )
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -210,7 +215,9 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"override {override!r}: write it as key.path=value, for instance train.steps=100")
+            raise ConfigError(
+                f"override {override!r}: write it as key.path=value without spaces, for instance train.steps=100"
+            )
         path: KeyPath = ()
         place, rest = document.data, key.strip()
         while True:

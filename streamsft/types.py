@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, final
 
 import numpy as np
@@ -52,7 +53,7 @@ class Shard:
     count: int = 1
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(number, int) for number in (self.index, self.count))
+        whole = all(isinstance(number, Integral) for number in (self.index, self.count))
         if not whole or not 0 <= self.index < self.count:
             raise ConfigError(f"Shard({self.index!r}, {self.count!r}): need whole numbers with 0 <= index < count")
 

@@ -62,4 +62,5 @@ def row_view(row: str, reason: str | None) -> dict[str, Any]:
 
 def train_view(result: TrainResult) -> dict[str, Any]:
     """How a call of `train` ended."""
-    return {**asdict(result), "nothing_to_do": result.nothing_to_do, "message": result.message}
+    stopped = {"error": result.message} if result.exit_code else {}
+    return {**asdict(result), "nothing_to_do": result.nothing_to_do, "message": result.message, **stopped}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -62,19 +62,25 @@ def validate(
     check_sizes(config)
     encoders = Encoders(config)
     lines: list[str] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for name, source in drawn_sources(config).items():
         transformed = name in (transforms or {})
         try:
             lines.append(f"{name}: {_look(name, source, encoders, transformed=transformed, verify=verify)}")
         except StreamsftError as error:
-            problems.append(f"source {name}: {error}")
+            problems.setdefault(str(error).removeprefix(f"source {name}: "), []).append(name)
     if problems:
-        count = f"{len(problems)} of {len(lines) + len(problems)} sources cannot be used"
-        raise ConfigError("\n  ".join([count, *problems]))
+        unusable = sum(map(len, problems.values()))
+        count = f"{unusable} of {len(lines) + unusable} sources cannot be used"
+        raise ConfigError("\n  ".join([count, *(_told(*problem) for problem in problems.items())]))
     for line in [*lines, "the config is valid"]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return config
+
+
+def _told(problem: str, names: Sequence[str]) -> str:
+    """A problem of one source by its name, and one of several by itself: it is of what they share."""
+    return f"source {names[0]}: {problem}" if len(names) == 1 else problem
 
 
 def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: bool, verify: bool) -> str:

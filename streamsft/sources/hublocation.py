@@ -76,13 +76,20 @@ def locate(given: str, *, key: str, files: Sequence[str], error: type[StreamsftE
 
 def _package_folder(given: str, key: str, error: type[StreamsftError]) -> str:
     name = given.removeprefix(_PACKAGE)
+    folders = _folders(name)
+    if not folders:
+        meant = name.replace("-", "_")
+        near = f"did you mean {_PACKAGE}{meant}?" if meant != name and _folders(meant) else "pip install it"
+        raise error(f"{key}: {given}: the package {name!r} is not installed; {near}")
+    return folders[0]
+
+
+def _folders(package: str) -> list[str]:
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise error(f"{key}: {given}: the package {name!r} is not installed; pip install it")
-    return next(iter(spec.submodule_search_locations))
+        return []
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
 
 
 def _may_be_on_the_hub(given: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any, final
 
 import numpy as np
@@ -100,7 +101,7 @@ class Batch:
         Raises:
             ConfigError: `micro_batch_size` is below 1.
         """
-        if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+        if not isinstance(micro_batch_size, Integral) or micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size: {micro_batch_size!r} packs; give a whole number of at least 1")
         size = min(micro_batch_size, len(self))
         return [self._part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
