@@ -19,7 +19,9 @@ R = TypeVar("R")
 
 _SOURCE = re.compile(r"\bsource '?([A-Za-z0-9_.-]+?)'?[:,\s]")
 _KEY = re.compile(
-    r"(?<![\w./-])(?:(?:mix|text|cache|packing|loader|metrics|eval|train)\.[\w.-]*\w)|^(?:rank \d+: )?(\w+):"
+    r"(?<![\w./-])(?:(?:mix|text|cache|packing|loader|metrics|eval|train)\.[\w.-]*\w)"
+    r"|^ *(?:rank \d+: )?(seed|sequence_length|tokenizer)(?=[:,])",
+    re.MULTILINE,
 )
 _INPUTS = ("path", "store", "hub")
 

@@ -55,6 +55,8 @@ def notes(config: object, error: StreamsftError, **options: object) -> list[str]
         (ConfigError("train.steps: missing: training needs it"), "13: train"),
         (ConfigError("tokenizer: there: no such folder"), "2: tokenizer"),
         (ConfigError("rank 1: tokenizer: there: no such folder"), "2: tokenizer"),
+        (ConfigError("these differ:\n  seed: 7 in the state, 8 here"), "1: seed"),
+        (ConfigError("these differ:\n  tokenizer, by a digest of it: 'a' here"), "2: tokenizer"),
         (DataError("source inner: a row is too long"), "10: mix.sources.group.sources.inner.hub"),
         (DataError("source 'a.b', a.jsonl:3: too long"), "5: mix.sources.a.b.path"),
         (ConfigError("mix.sources.a.b.weight: 1 in the run, 2 here"), "5: mix.sources.a.b.weight"),
@@ -75,7 +77,9 @@ def test_an_override_is_named_instead_of_a_line(file: Path) -> None:
     assert notes(file, error, overrides=["tokenizer=here"]) == ["given as tokenizer=here"]
 
 
-@pytest.mark.parametrize("message", ["rows.jsonl:3: bad", "source other: bad", "the train.py file", "a/train.steps/b"])
+@pytest.mark.parametrize(
+    "message", ["rows.jsonl:3: bad", "source other: bad", "the train.py file", "mix: bad", "a/train.steps/b"]
+)
 def test_nothing_is_added_where_no_key_is_named(file: Path, message: str) -> None:
     assert notes(file, DataError(message)) == []
 
