@@ -38,7 +38,8 @@ This page is made from the code. `streamsft COMMAND --help` says the same.
 - **Overrides.** `key.path=value` behind the config changes a key for this call; see [the config](config.md).
 - **Exit codes.** 0: it is done, or there was nothing to do. 2: something that you can mend; one message says where,
   what and how, with the line of the config where one is meant, and `--debug` shows the traceback. 130 and 143: stopped
-  by Ctrl-C or SIGTERM; training saves a checkpoint first, and nothing half-written is left. 1: a fault in streamsft.
+  by Ctrl-C or SIGTERM; training saves a checkpoint first, and nothing half-written is left. 141: what reads the
+  output has gone. 1: a fault in streamsft.
 - **`--json`** prints one JSON object as the only line on standard output, and all else on standard error. Every object
   has `command`, `ok` and `exit_code`; where `ok` is false, `error` too.
 - **Colours and width.** On a terminal, output is coloured and as wide as the terminal, unless `NO_COLOR` is set;

@@ -6,6 +6,7 @@ code  is
 0     the command did what was asked, or there was nothing to do
 2     something that a user can mend: the message says where, what and how
 130   stopped by Ctrl-C (143 by SIGTERM); in training after a checkpoint was saved
+141   what reads the output has gone
 1     a fault in streamsft itself, with a traceback
 ====  =================================================================================
 """
@@ -73,8 +74,11 @@ def running(stopped: str) -> Callable[[Callable[P, Outcome]], Callable[P, None]]
                 _print(message)
                 outcome = _failed(command.__name__, message, SIGNALLED + number)
             except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing to say
-                raise SystemExit(0) from None
+                _end_unread()
+            except SystemExit as ended:  # rich ends so when a reader has gone
+                if isinstance(ended.__context__, BrokenPipeError):
+                    _end_unread()
+                raise
             except (ValueError, OSError) as error:
                 outcome = _told(command.__name__, error, debug=bool(kwargs.get("debug")))
             _finish(outcome, as_json)
@@ -82,6 +86,12 @@ def running(stopped: str) -> Callable[[Callable[P, Outcome]], Callable[P, None]]
         return run
 
     return decorate
+
+
+def _end_unread() -> NoReturn:
+    """End as a program does that is killed by SIGPIPE: what reads the output has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(SIGNALLED + signal.SIGPIPE) from None
 
 
 def _told(command: str, error: Exception, *, debug: bool) -> Outcome:
@@ -113,7 +123,10 @@ def _finish(outcome: Outcome, as_json: bool) -> NoReturn:
     if as_json and os.environ.get("RANK", "0") == "0":
         data = {**outcome.data, "exit_code": outcome.exit_code}
         sys.stderr.flush()
-        print(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False), flush=True)
+        try:
+            print(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False), flush=True)
+        except BrokenPipeError:
+            _end_unread()
     raise SystemExit(outcome.exit_code)
 
 

@@ -90,6 +90,17 @@ def test_a_command_that_is_stopped_says_what_is_left(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_reader_that_has_gone_ends_a_command_as_it_ends_other_programs(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(small_config(tmp_path)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "streamsft", "validate", str(file)]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_tokenizing_that_is_stopped_leaves_nothing_half_written(tmp_path: Path, number: signal.Signals) -> None:
     """The second source is a pipe, so that the process surely waits in the middle of its work when it is stopped."""
