@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 import streamsft
-from streamsft.cli import app
+from streamsft.cli import _keys, app
+from streamsft.cli_docs import JSON_KEYS
 from tests.pipelines import demo_files, small_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -100,6 +102,60 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
         assert expected in result.output
     lines = (tmp_path / "run" / "audit" / "rank-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_every_command_prints_one_json_object_with_the_keys_that_the_page_promises(tmp_path: Path) -> None:
+    config = str(write(tmp_path))
+    for arguments in (
+        ["version"],
+        ["validate", config],
+        ["tokenize", config],
+        ["preview", config, "--draws", "50"],
+        ["train", config, "train.steps=2"],
+        ["demo", str(tmp_path / "demo"), "train.steps=1", "train.model=none", "loader.global_batch_size=1"],
+    ):
+        result = runner.invoke(app, [*arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        (line,) = result.stdout.splitlines()
+        shown = json.loads(line)
+        assert (shown["command"], shown["ok"], shown["exit_code"]) == (arguments[0], True, 0)
+        promised = set(re.findall(r"`(\w+)`", JSON_KEYS["train" if arguments[0] == "demo" else arguments[0]]))
+        inside = next(iter(shown.get("sources", {}).values()), {})
+        absent = promised - shown.keys() - inside.keys() - {"row"} - {"rejected"}
+        assert not absent, absent
+    row = json.loads(runner.invoke(app, ["preview", config, "--row", "strings:20", "--json"]).stdout)
+    assert row["row"] == "strings:20"
+    assert row["rejected"] == "no_assistant_turn"
+    wrong = runner.invoke(app, ["validate", config, "sede=1", "--json"])
+    assert wrong.exit_code == 2
+    assert json.loads(wrong.stdout)["kind"] == "ConfigError"
+    assert wrong.stderr.startswith("error: ")
+
+
+def test_quiet_training_says_when_it_begins_saves_and_ends(tmp_path: Path) -> None:
+    config = str(write(tmp_path))
+    first = run("streamsft", "train", config, "-q", "train.steps=2")
+    assert first.stdout == (
+        f"train: 2 steps, in {tmp_path}/run\n"
+        f"done: 2 steps, in {tmp_path}/run (metrics.jsonl; checkpoints/step-00000002)\n"
+    )
+    assert "step 2 of 2: checkpoint saved\n" in first.stderr
+    second = run("streamsft", "train", config, "-q")
+    assert f"going on from step 2 in {tmp_path}/run\n" in second.stderr
+    third = runner.invoke(app, ["train", config, "-q"])
+    assert third.exit_code == 0
+    assert "nothing to do: step 4 of 4 is done" in third.stdout
+    assert "such as train.steps=8" in third.stdout
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert runner.invoke(app, ["--version"]).output == f"streamsft {streamsft.__version__}\n"
+
+
+def test_shells_complete_the_keys_of_overrides() -> None:
+    assert "train.steps=" in _keys("train.s")
+    assert all(key.startswith("train.s") for key in _keys("train.s"))
+    assert "--install-completion" in runner.invoke(app, ["--help"]).output
 
 
 def test_a_run_of_another_stream_is_refused_and_fresh_moves_it(tmp_path: Path) -> None:
