@@ -191,7 +191,7 @@ def test_validate_refuses_a_source_without_a_row_that_can_be_used(
     config["mix"]["sources"]["units"] = {"path": str(tmp_path / name), "streaming": streaming, "weight": 1}
     with pytest.raises(ConfigError, match="1 of 3 sources cannot be used") as error:
         validate(config, console=plain())
-    assert "\n  units: " in str(error.value)
+    assert "\n  source units: " in str(error.value)
     assert says in str(error.value)
 
 
