@@ -75,7 +75,7 @@ def taken(batches: Iterator[ss.Batch], rows: int) -> Counter[int]:
     count = 0
     for batch in batches:
         table = batch.documents.table
-        numbers = batch.documents.ids[table.length.cumsum() - table.length]
+        numbers = batch.input_ids.numpy()[table.pack, table.slot]
         seen.update(numbers[table.pass_index == 0].tolist())
         count += len(numbers)
         if count >= rows:

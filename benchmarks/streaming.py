@@ -88,7 +88,7 @@ def stream_chats(chat: ss.ChatTokenizer, folder: Path, workers: int, lookahead: 
             tokens, begun = 0, time.perf_counter()
         elif opened >= 2 + windows:
             break
-        tokens += batch.documents.ids.size
+        tokens += int(batch.documents.table.length.sum())
     seconds = time.perf_counter() - begun
     batches.close()  # type: ignore[attr-defined]
     return tokens / seconds

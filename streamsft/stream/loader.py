@@ -195,10 +195,8 @@ class Loader:
                 yield part
 
     def _batches(self) -> Iterator[Batch]:
-        slots = self.packer.packing.sequence_length
-        steps = RawSteps(
-            self._mixes, self.topology, slots, self.metrics, self._data_step, dict(self._lanes), self.skip_steps
-        )
+        slots, lanes = self.packer.packing.sequence_length, dict(self._lanes)
+        steps = RawSteps(self._mixes, self.topology, slots, self.metrics, self._data_step, lanes, self.skip_steps)
         if self.workers:
             yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
         elif self.background:

@@ -177,7 +177,7 @@ def test_a_full_disk_ends_all_ranks_with_the_same_error(tmp_path: Path, monkeypa
     ThreadComm.run(2, lambda comm: run(tmp_path, 4, "small", comm=comm))
     monkeypatch.setattr(snapshot, "save_weights", full)
     first, second = ThreadComm.run(2, second_leg)
-    assert "could not be written: [Errno 28] No space left on device" in first
+    assert "No space left on device (" in first
     assert second == f"rank 0: {first}"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000004"]
 

@@ -14,6 +14,7 @@ from streamsft.metrics.reducers import Mean
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.state import STATE_VERSION
 from streamsft.types import Shard
 from tests.fakes import ListSource, source
 
@@ -80,7 +81,7 @@ LACKS = "lacks fingerprint, lengths, supervised, first_supervised, row_numbers, 
         (lambda: loader().load_state_dict({}), StateError, "not the state of a stream: it is empty; give what"),
         (lambda: loader().load_state_dict({"model": 1}), StateError, "not the state of a stream: it holds model"),
         (lambda: loader().load_state_dict([]), StateError, "list instead of a JSON object"),
-        (lambda: loader().load_state_dict({"version": 2}), StateError, "state without step, fingerprint, lanes"),
+        (lambda: loader().load_state_dict({"version": STATE_VERSION}), StateError, "without step, fingerprint, lanes"),
         (lambda: Packer(SOURCE, 8).load_state_dict({}), StateError, "it is empty"),
         (lambda: loader().load_state_dict([], before=Packer(SOURCE, 8)), StateError, "list instead of a JSON object"),
         (lambda: loader().load_state_dict({}, before=3), ConfigError, "before: int is no Packer"),

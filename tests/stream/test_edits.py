@@ -231,7 +231,7 @@ def test_state_of_an_open_edit_needs_the_mix_before_it() -> None:
     with pytest.raises(StateError, match="open windows of the mix before an edit: load it with that mix as `before`"):
         AFTER.loader().load_state_dict(state)
     other = replace(BEFORE, weights=(1.0, 1.0, 1.0, 7.0))
-    with pytest.raises(StateError, match=r"sources.changed.share: 0.2 in the state, 0.7 here"):
+    with pytest.raises(StateError, match=r"sources.changed.weight, .*: 0.2 in the state, 0.7 here"):
         AFTER.loader().load_state_dict(state, before=other.packer())
 
 
@@ -239,9 +239,9 @@ def test_state_of_an_open_edit_needs_the_mix_before_it() -> None:
     ("change", "line"),
     [({"seed": 1}, "seed: 0 in the state, 1 here"),
      ({"sequence_length": 13}, "sequence_length: 12 in the state, 13 here"),
-     ({"lookahead": 8}, "lookahead: 7 in the state, 8 here"),
-     ({"overflow": "drop"}, "overflow: 'truncate' in the state, 'drop' here"),
-     ({"unit": "tokens"}, "unit: 'samples' in the state, 'tokens' here")],
+     ({"lookahead": 8}, "packing.lookahead: 7 in the state, 8 here"),
+     ({"overflow": "drop"}, "packing.overflow: 'truncate' in the state, 'drop' here"),
+     ({"unit": "tokens"}, "mix.unit: 'samples' in the state, 'tokens' here")],
 )  # fmt: skip
 def test_only_sources_and_weights_can_be_edited(change: dict[str, Any], line: str) -> None:
     old = BEFORE.loader()
@@ -253,9 +253,9 @@ def test_only_sources_and_weights_can_be_edited(change: dict[str, Any], line: st
 def test_edit_is_not_made_without_saying_so() -> None:
     old = BEFORE.loader()
     _steps(old, 2)
-    with pytest.raises(StateError, match=r"another stream:\n(.*\n)*  sources.added.share: 'absent' in the state, "):
+    with pytest.raises(StateError, match=r"another stream:\n(.*\n)*  mix.sources.added: here, not in the state"):
         AFTER.loader().load_state_dict(old.state_dict())
-    with pytest.raises(StateError, match=r"sources.kept.share: .* in the state, .* here"):
+    with pytest.raises(StateError, match=r"sources.kept.weight, .*: .* in the state, .* here"):
         AFTER.loader().load_state_dict(old.state_dict(), before=AFTER.packer())
 
 

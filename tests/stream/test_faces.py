@@ -134,8 +134,8 @@ def test_state_loaded_after_iteration_began_is_refused(make: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"seed": 2}, "seed: 1 in the state, 2 here"), ({"shuffle": False}, "shuffle: True in the state, False here"),
-     ({"source": source("s", [2, 4])}, "sources.s.contents: '.*' in the state, '.*' here"),
-     ({"source": source("t", [2, 3])}, "sources.t.contents: 'absent' in the state")],
+     ({"source": source("s", [2, 4])}, "mix.sources.s, by a digest of its contents: '.*' in the state, '.*' here"),
+     ({"source": source("t", [2, 3])}, "mix.sources.t: here, not in the state")],
 )  # fmt: skip
 def test_state_of_another_stream_is_refused_with_both_values(changes: dict[str, Any], message: str) -> None:
     base: dict[str, Any] = {"source": source("s", [2, 3]), "seed": 1}

@@ -161,11 +161,14 @@ def test_state_loaded_after_iteration_began_is_refused() -> None:
         ({"sequence_length": 13}, "sequence_length: 12 in the state, 13 here"),
         ({"lookahead": 0}, "lookahead: 7 in the state, 0 here"),
         ({"overflow": "drop"}, "overflow: 'truncate' in the state, 'drop' here"),
-        ({"weights": (2.0, 1.0, 1.0)}, "sources.s2.share: 0.1428571429 in the state, 0.25 here"),
-        ({"lengths": ((2, 5, 9, 3), (2, 7, 1, 14, 30, 5), (2,))}, "sources.s1.contents: '[0-9a-f]+' in the state, '"),
+        ({"weights": (2.0, 1.0, 1.0)}, "mix.sources.s2.weight, .*: 0.1428571429 in the state, 0.25 here"),
+        (
+            {"lengths": ((2, 5, 9, 3), (2, 7, 1, 14, 30, 5), (2,))},
+            "mix.sources.s1, by a digest .*: '[0-9a-f]+' in the state",
+        ),
         (
             {"lengths": ((2, 5, 9, 3), (2, 7, 1, 14, 30, 4)), "weights": (2.0, 1.0)},
-            "sources.s2.contents: '[0-9a-f]+' in the state, 'absent' here",
+            "mix.sources.s2: in the state, not here",
         ),
     ],
 )
@@ -177,8 +180,8 @@ def test_state_of_another_stream_is_refused_with_both_values(changes: dict[str, 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"tokenizer": "other"}, "tokenizer: '' in the state, 'other' here"),
-     ({"lanes_per_step": 2}, r"lanes: \[1, 1\] in the state, \[2, 1\] here")],
+    [({"tokenizer": "other"}, "tokenizer, by a digest of it: '' in the state, 'other' here"),
+     ({"lanes_per_step": 2}, r"lane_groups: \[1, 1\] in the state, \[2, 1\] here")],
 )  # fmt: skip
 def test_state_of_another_loader_is_refused_with_both_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StateError, match=message):
