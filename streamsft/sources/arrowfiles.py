@@ -40,17 +40,12 @@ class ArrowFile:
         self.path = path
         with self._reading():
             self._source = pa.memory_map(path)
-            self._indexed = self._source.read_buffer(len(_MAGIC)).to_pybytes() == _MAGIC
+            self.bytes: NDArray[np.uint8] = np.frombuffer(self._source.read_buffer(), np.uint8)
+            self._indexed = self.bytes[: len(_MAGIC)].tobytes() == _MAGIC
             if not self._indexed:
                 check_footer(Path(path))
             self._source.seek(0)
             self.schema: pa.Schema = self._opener()(self._source).schema
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """The file's bytes."""
-        self._source.seek(0)
-        return np.frombuffer(self._source.read_buffer(), np.uint8)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Placed]:
         """All record batches, with some columns only."""

@@ -46,7 +46,7 @@ class Sidecar:
 
 def content_key(files: Sequence[RawFile], extras: Sequence[str] = ()) -> list[Any]:
     """What a scan's result holds for, as JSON: names, sizes, times of change and ends of the files, and the extras."""
-    return [[[file.name, file.size, file.mtime_ns, _ends(file)] for file in files], list(extras)]
+    return [[[file.name, file.size, file.mtime_ns] for file in files], list(extras), [_ends(file) for file in files]]
 
 
 def _ends(file: RawFile) -> str:
@@ -78,13 +78,22 @@ def places(folder: Path, files: Sequence[RawFile], *, given: bool, cache: Path) 
 
 
 def kept(place: Path, key: list[Any], names: Sequence[str]) -> Sidecar | None:
-    """What an earlier scan of the same files has kept at `place`, if it can be used."""
+    """What an earlier scan of the same files has kept at `place`, if it can be used.
+
+    Raises:
+        StoreError: the files have other bytes, but the same sizes and times of change.
+    """
     try:
         index, facts = load_index(place)
     except StoreError:
         return None  # none there, or of an interrupted copy: the scan makes it anew
-    if facts.get("key") != key:
+    if facts["key"][:-1] != key[:-1]:
         return None
+    if facts["key"] != key:
+        raise StoreError(
+            f"{place.parent}: its files have other bytes than at the first use, though their sizes and times of change "
+            f"are the same; restore them, or delete {place}"
+        )
     manifest = Manifest(
         rows=facts["rows"],
         tokens=facts["tokens"],
