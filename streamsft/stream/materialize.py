@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from streamsft import errors
 from streamsft.errors import DataError, MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
+from streamsft.stream.carrying import Carried, carried_of, extras_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
+from streamsft.stream.mixture import Leaf
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
@@ -77,6 +79,7 @@ class RawBatch:
         values: per user metric a number per document, float64[documents].
         refused: rows of streaming sources that were refused on the way, (source, reason, count) each.
         lanes: state behind this step of the lanes it came from.
+        carried: what travels with the documents beside their tokens.
     """
 
     step: int
@@ -87,6 +90,7 @@ class RawBatch:
     values: Mapping[str, Floats] = field(default_factory=dict)
     refused: Sequence[tuple[int, str, int]] = ()
     lanes: Mapping[int, LaneState] = field(default_factory=dict)
+    carried: Carried = field(default_factory=dict)
 
     @classmethod
     def skipped(cls, step: StepPlan) -> RawBatch:
@@ -110,6 +114,7 @@ class RawBatch:
             labelled=self.labelled[tokens],
             values=values,
             refused=() if start else self.refused,
+            carried=part_of(self.carried, chosen),
         )
 
     def stats(self, slots: int) -> SampleStats:
@@ -137,9 +142,8 @@ class RawBatch:
             "refused": list(self.refused),
             "lanes": {number: state.to_json() for number, state in self.lanes.items()},
         }
-        text = _header(header)
         arrays: list[NDArray[Any]] = [*self.table, *self.values.values(), self.ids, self.labelled]
-        return b"".join([text, *(array.tobytes() for array in arrays)])
+        return b"".join([_header(header), *(array.tobytes() for array in arrays), to_blob(self.carried)])
 
     @classmethod
     def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
@@ -171,6 +175,7 @@ class RawBatch:
             lanes={
                 int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
             },
+            carried=from_blob(data[at:]),
         )
 
 
@@ -222,25 +227,27 @@ def read_documents(names: Sequence[str], read: Read, documents: Documents) -> tu
     return ids, masks
 
 
-def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
-    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
+def samples(leaves: Sequence[Leaf], read: Read, documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given; `leaves` are what they are numbered by."""
+    names = [leaf.name for leaf in leaves]
     ids, masks = read_documents(names, read, documents)
     rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
+    carried = carried_of(leaves, documents)
     return [
         Sample(
             input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
-            pass_index=passes[i], start=starts[i],
+            pass_index=passes[i], start=starts[i], extras=extras_of(carried, i),
         )
         for i in range(len(ids))
     ]  # fmt: skip
 
 
-def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
+def materialize(leaves: Sequence[Leaf], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
     """Read the tokens of one rank's part of a step.
 
     Args:
-        names: names of the leaves.
+        leaves: what documents are numbered by.
         read: gives ids and masks of rows of a leaf.
         step: what was planned.
         metrics: user metrics, evaluated on each document.
@@ -249,7 +256,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
     documents = step.documents
-    ids, masks = read_documents(names, read, documents)
+    ids, masks = read_documents([leaf.name for leaf in leaves], read, documents)
     labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
@@ -270,9 +277,10 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         table=table,
         ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
-        values=_values(samples(names, read, documents), metrics) if metrics else {},
+        values=_values(samples(leaves, read, documents), metrics) if metrics else {},
         refused=step.refused,
         lanes=step.lanes,
+        carried=carried_of(leaves, documents),
     )
 
 
