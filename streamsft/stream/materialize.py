@@ -105,14 +105,13 @@ class RawBatch:
         chosen, table = self.table.packs(start, stop)
         ends = np.cumsum(self.table.length)[chosen]
         tokens = slice(int(ends[0] - table.length[0]), int(ends[-1]))
-        values = {name: value[chosen] for name, value in self.values.items()}
         return replace(
             self,
             packs=stop - start,
             table=table,
             ids=self.ids[tokens],
             labelled=self.labelled[tokens],
-            values=values,
+            values={name: value[chosen] for name, value in self.values.items()},
             refused=() if start else self.refused,
             carried=part_of(self.carried, chosen),
         )
@@ -288,7 +287,7 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
     """What each metric says of each sample."""
     values = {}
     for metric in metrics:
-        numbers = np.empty(len(found), np.float64)
+        values[metric.name] = numbers = np.empty(len(found), np.float64)
         for at, sample in enumerate(found):
             try:
                 numbers[at] = metric.measure(sample)
@@ -298,5 +297,4 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
                 raise MetricError(
                     f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"
                 ) from error
-        values[metric.name] = numbers
     return values
