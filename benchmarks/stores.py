@@ -16,7 +16,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -151,10 +151,10 @@ def worker_growth(store: ss.TokenStore, workers: int, batches: int) -> tuple[flo
     return max(own for own, _ in grown) / 1e6, max(held for _, held in grown) / 1e6
 
 
-def _memory(process: psutil.Process) -> Iterator[int]:
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    """Unique memory, and what of the resident memory is not of mapped files, in bytes."""
     whole = process.memory_full_info()
-    yield whole.uss
-    yield whole.rss - whole.shared
+    return whole.uss, whole.rss - whole.shared
 
 
 def main() -> int:
