@@ -109,15 +109,18 @@ class RowWise:
         return row
 
 
-def collate_samples(samples: list[ss.Sample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and masks as tensors [rows, tokens]."""
-    ids = np.stack([sample.input_ids for sample in samples])
-    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(np.stack([s.loss_mask for s in samples]))
+Arrays = tuple[np.ndarray, np.ndarray]  # type: ignore[type-arg]
 
 
-def collate_dicts(rows: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and masks as tensors [rows, tokens]."""
-    return torch.tensor([row["input_ids"] for row in rows]), torch.tensor([row["loss_mask"] for row in rows]) == 1
+def collate_samples(samples: list[ss.Sample]) -> Arrays:
+    """Ids and masks as arrays [rows, tokens]."""
+    return np.stack([sample.input_ids for sample in samples]), np.stack([sample.loss_mask for sample in samples])
+
+
+def collate_dicts(rows: list[dict[str, list[int]]]) -> Arrays:
+    """Ids and masks as arrays [rows, tokens]."""
+    ids, masks = ([row[name] for row in rows] for name in ("input_ids", "loss_mask"))
+    return np.array(ids, np.int32), np.array(masks, np.bool_)
 
 
 def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_up: int) -> float:
@@ -130,7 +133,8 @@ def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_
     for _ in range(warm_up):
         next(batches)
     begun, count = time.perf_counter(), 0
-    for _ in batches:
+    for ids, mask in batches:
+        torch.from_numpy(ids), torch.from_numpy(mask)
         count += 1
     return (time.perf_counter() - begun) / count
 

@@ -72,34 +72,39 @@ class RowStats:
 def row_stats(mask: Bools, lengths: Int32s) -> RowStats:
     """Count the supervised tokens of ragged rows: `mask` bool[sum of lengths], `lengths` int32[rows].
 
-    Set bits are counted in packed bytes, and found again by their rank: about a nanosecond a token.
+    Set bits are counted in words of 64 and looked for by their number: well under a nanosecond a token.
     """
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = np.minimum(stops - lengths + 1, stops)
-    packed = np.packbits(mask, bitorder="little")
-    before = np.zeros(len(packed) + 1, np.int64)  # set bits before each byte
-    np.cumsum(_ONES[packed], out=before[1:])
-    packed = np.append(packed, np.uint8(0))
-
-    def rank(place: Ints) -> Ints:
-        """Set bits before `place`."""
-        byte = place >> 3
-        below = packed[byte] & ((1 << (place & 7)) - 1).astype(np.uint8)
-        found: Ints = before[byte] + _ONES[below]
-        return found
-
-    low = rank(starts)
-    count = (rank(stops) - low).astype(np.int32)
-    byte = np.minimum(np.searchsorted(before, low, side="right") - 1, len(packed) - 1)  # that holds bit number `low`
-    first = 8 * byte + _PLACE_OF_RANK[packed[byte], np.minimum(low - before[byte], 7)] - (stops - lengths)
-    return RowStats(count, np.where(count > 0, first, lengths).astype(np.int32))
+    packed = np.zeros(8 * (len(mask) // 64 + 1), np.uint8)
+    bits = np.packbits(mask, bitorder="little")
+    packed[: len(bits)] = bits
+    words = packed.view("<u8")
+    before = np.zeros(len(words) + 1, np.int64)  # set bits before each word
+    np.cumsum(_ones(words), out=before[1:])
+    low = before[starts >> 6] + _ones(words[starts >> 6] & _below(starts))
+    count = before[stops >> 6] + _ones(words[stops >> 6] & _below(stops)) - low
+    word = np.minimum(np.searchsorted(before, low, side="right") - 1, len(words) - 1)  # that holds bit number `low`
+    rest = np.where(word == starts >> 6, words[word] & ~_below(starts), words[word])
+    lowest = rest & (~rest + np.uint64(1))
+    first = 64 * word + _ones(lowest - np.uint64(1)) - (stops - lengths)
+    return RowStats(count.astype(np.int32), np.where(count > 0, first, lengths).astype(np.int32))
 
 
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_ONES = _BITS.sum(axis=1, dtype=np.uint8)
+def _below(place: Ints) -> NDArray[np.uint64]:
+    """Words whose bits below `place`, counted modulo 64, are set."""
+    return (np.uint64(1) << (place & 63).astype(np.uint64)) - np.uint64(1)
+
+
+def _ones(words: NDArray[np.uint64]) -> NDArray[Any]:
+    """Set bits of each word."""
+    if hasattr(np, "bitwise_count"):  # numpy 2
+        return np.asarray(np.bitwise_count(words))
+    return _ONES[np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)].sum(axis=1, dtype=np.int64)
+
+
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
 """Set bits of each byte."""
-_PLACE_OF_RANK = np.argsort(1 - _BITS.astype(np.int8), axis=1, kind="stable")
-"""Place within each byte of its set bits, lowest first."""
 
 
 def index_sections(
