@@ -93,7 +93,7 @@ def row_stats(mask: Bools, lengths: Int32s) -> RowStats:
 
 def _below(place: Ints) -> NDArray[np.uint64]:
     """Words whose bits below `place`, counted modulo 64, are set."""
-    return (np.uint64(1) << (place & 63).astype(np.uint64)) - np.uint64(1)
+    return np.asarray((np.uint64(1) << (place & 63).astype(np.uint64)) - np.uint64(1))
 
 
 def _ones(words: NDArray[np.uint64]) -> NDArray[Any]:
