@@ -100,7 +100,8 @@ def _ones(words: NDArray[np.uint64]) -> NDArray[Any]:
     """Set bits of each word."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         return np.asarray(np.bitwise_count(words))
-    return _ONES[np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)].sum(axis=1, dtype=np.int64)
+    counted: NDArray[Any] = _ONES[np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)].sum(axis=1, dtype=np.int64)
+    return counted
 
 
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
