@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -12,7 +12,10 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.manifest import Manifest
-from streamsft.sources.opening import Opened, open_store, open_table
+from streamsft.sources.opening import Layout, Opened, open_store, open_table
+from streamsft.sources.paths import Paths
+from streamsft.sources.storefiles import absolute, name_of
+from streamsft.sources.vocabulary import refuse_ids_beyond
 from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
 
 if TYPE_CHECKING:
@@ -26,45 +29,66 @@ class TokenStore:
     """A named, indexable source of tokenized rows; also a map-style dataset for any ``DataLoader``.
 
     On disk a store is a directory that ``datasets.load_from_disk`` opens. Conversely every directory of
-    ``Dataset.save_to_disk`` with the list columns ``input_ids`` (integers) and ``loss_mask`` (0/1 or booleans) is a
-    store, however its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is
-    scanned once, which leaves a file ``streamsft-index.bin`` beside its data, and its rows are numbered from 0.
+    ``Dataset.save_to_disk``, and every .arrow, .parquet, .jsonl or .json file, with the list columns ``input_ids``
+    (integers) and ``loss_mask`` (0/1 or booleans) or ``labels`` (-100, or the id at its own place) is a store, however
+    its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is scanned once and
+    every row checked; what was found is kept in ``streamsft-index.bin`` beside the data, or in the user's cache. Its
+    rows are numbered from 0.
 
-    Tokens are read from the memory map and never all loaded. A store on disk pickles as its path and is mapped anew
-    where it is first used; one in memory pickles with its data. Nothing here is random.
+    Tokens are never all loaded: Arrow files are mapped into memory; Parquet, and Arrow that is compressed, is decoded a
+    row group or record batch at a time, of which the last used are kept (256 MiB); JSON is parsed row by row. A store
+    on disk pickles as its path and is opened anew where it is first used; one in memory pickles with its data. Nothing
+    here is random.
     """
 
-    def __init__(self, name: str, opened: Opened | None, path: Path | None = None) -> None:
+    def __init__(
+        self, name: str, opened: Opened | None, paths: Paths | None = None, extras: Sequence[str] = ()
+    ) -> None:
         """Use `open`, `from_rows`, `from_arrow` or `writer` instead."""
         self._name = check_name(name)
-        self._path = path
+        self._paths = paths
+        self._extras = tuple(extras)
         self._opened = opened
         self._expected = "" if opened is None else opened.manifest.fingerprint
 
     @classmethod
     def open(
-        cls, path: str | Path, *, name: str | None = None, tokenizer_hash: str | None = None, verify: bool = False
+        cls,
+        path: Paths,
+        *,
+        name: str | None = None,
+        extras: Sequence[str] = (),
+        tokenizer_hash: str | None = None,
+        vocabulary: int | None = None,
+        verify: bool = False,
+        advance: Callable[[int], None] | None = None,
     ) -> Self:
-        """Map a store into memory.
+        """Open a store where it lies; nothing of it is copied.
 
         Args:
-            path: the store's directory.
-            name: the source's name; by default the directory's, with other characters than a name may have made ``_``.
+            path: a directory, an .arrow, .parquet, .jsonl or .json file, a pattern, or a list of these.
+            name: the source's name; by default the path's, with other characters than a name may have made ``_``.
+            extras: further columns that travel with the rows, see `Sample.extras`.
             tokenizer_hash: digest of the tokenizer in use; a store that is known to be of another one is refused.
+            vocabulary: number of token ids there are; a store with a larger id is refused.
             verify: read all bytes and compare them with the checksums; without it only sizes and ends are checked.
+            advance: called with the bytes behind it while a store that others wrote is scanned.
 
         Raises:
-            StoreError: there is no store, or it is incomplete, damaged, or of another tokenizer.
+            StoreError: there is no store, or it is incomplete, damaged, of another tokenizer, or a row breaks a rule.
         """
-        place = Path(path).absolute()
-        opened = open_store(place, verify=verify)
+        places = absolute(path)
+        opened = open_store(places, extras=extras, verify=verify, advance=advance)
         made_by = opened.manifest.tokenizer
         if tokenizer_hash and made_by and made_by != tokenizer_hash:
             raise StoreError(
-                f"{place}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
+                f"{places}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
                 "use that tokenizer, or tokenize the source again"
             )
-        return cls(re.sub(r"[^A-Za-z0-9_.-]", "_", place.name) if name is None else name, opened, place)
+        store = cls(name_of(places) if name is None else name, opened, places, extras)
+        if vocabulary is not None and opened.manifest.largest_id >= vocabulary:
+            refuse_ids_beyond(store, vocabulary)
+        return store
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any] | Sample], *, name: str = "rows") -> TokenStore:
@@ -78,14 +102,14 @@ class TokenStore:
         return store_of_rows(rows, name)
 
     @classmethod
-    def from_arrow(cls, data: pa.Table | pa.RecordBatch, *, name: str = "table") -> Self:
+    def from_arrow(cls, data: pa.Table | pa.RecordBatch, *, name: str = "table", extras: Sequence[str] = ()) -> Self:
         """A store over an Arrow table in memory, in any list layout, not copied; rows are numbered from 0.
 
         Raises:
             StoreError: a column is missing or does not hold token ids or a 0/1 mask.
         """
         table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
-        return cls(check_name(name), open_table(table, f"source {name}"))
+        return cls(check_name(name), open_table(table, f"source {name}", extras=extras), None, extras)
 
     @staticmethod
     def writer(path: str | Path | None, *, name: str | None = None, files: Sequence[str] = ()) -> StoreWriter:
@@ -101,13 +125,18 @@ class TokenStore:
 
     @property
     def path(self) -> Path | None:
-        """The store's directory, or None in memory."""
-        return self._path
+        """The store's directory or file; None in memory, or where it has several."""
+        return self._paths if isinstance(self._paths, Path) else None
 
     @property
     def manifest(self) -> Manifest:
         """What the store holds."""
         return self._data.manifest
+
+    @property
+    def layout(self) -> Layout:
+        """How the rows lie on disk."""
+        return self._data.layout
 
     @property
     def fingerprint(self) -> str:
@@ -169,7 +198,21 @@ class TokenStore:
         Raises:
             IndexError: a row that is not there.
         """
-        return (self._opened or self._data).columns.read(index)
+        return (self._opened or self._data).rows.read(index)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The columns that travel with the rows: images if there are any, and the extras that were named."""
+        return self._data.carried
+
+    def read_carried(self, index: Ints) -> dict[str, list[Any]]:
+        """What travels with the stored rows `index`, by column; lists of numbers as arrays, null as None."""
+        return self._data.rows.carried(index) if self._data.carried else {}
+
+    @property
+    def whole(self) -> Bools | None:
+        """True where a row must not be cut since it holds images, bool[rows]; None where every row may be."""
+        return self._data.index.whole
 
     def read_ids(self, index: Ints) -> list[Int32s]:
         """Ids of the stored rows `index`, as `read` gives them.
@@ -177,7 +220,7 @@ class TokenStore:
         Raises:
             IndexError: a row that is not there.
         """
-        return (self._opened or self._data).columns.read_ids(index)
+        return (self._opened or self._data).rows.read_ids(index)
 
     def __len__(self) -> int:
         return self._data.manifest.rows
@@ -194,10 +237,15 @@ class TokenStore:
         index = np.where(index < 0, index + rows, index)
         ids, masks = self.read(index)
         numbers = self.row_numbers[index].tolist()
-        return [
+        samples = [
             Sample(input_ids=i, loss_mask=m, source=self._name, row=row)
             for i, m, row in zip(ids, masks, numbers, strict=True)
         ]
+        if not self.carried:
+            return samples
+        columns = self.read_carried(index)
+        extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [replace(sample, extras=values) for sample, values in zip(samples, extras, strict=True)]
 
     def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
         """The endless, shuffled iterable over this store; see `streamsft.stream.faces.SourceStream`."""
@@ -207,31 +255,37 @@ class TokenStore:
 
     def renamed(self, name: str) -> TokenStore:
         """The same store as a source of another name."""
-        store = TokenStore(name, self._opened, self._path)
+        store = TokenStore(name, self._opened, self._paths, self._extras)
         store._expected = self._expected
         return store
 
     def __repr__(self) -> str:
-        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {self._path or 'in memory'})"
+        where = "in memory" if self._paths is None else self._paths
+        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {where})"
 
     @property
     def _data(self) -> Opened:
         if self._opened is None:
-            assert self._path is not None
-            opened = open_store(self._path)
+            assert self._paths is not None
+            opened = open_store(self._paths, extras=self._extras)
             if opened.manifest.fingerprint != self._expected:
                 raise StoreError(
-                    f"{self._path}: holds other rows (fingerprint {opened.manifest.fingerprint}) than when the store "
+                    f"{self._paths}: holds other rows (fingerprint {opened.manifest.fingerprint}) than when the store "
                     f"was opened ({self._expected}); open it again"
                 )
             self._opened = opened
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"name": self._name, "path": self._path, "expected": self._expected}
+        state: dict[str, Any] = {
+            "name": self._name,
+            "paths": self._paths,
+            "extras": self._extras,
+            "expected": self._expected,
+        }
         opened = self._opened
-        if opened is not None and not opened.indexed:
-            state["known"] = (opened.index, opened.manifest)
+        if opened is not None and opened.known is not None:
+            state["known"] = opened.known
         if opened is not None and opened.table is not None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, opened.table.schema) as stream:
@@ -240,9 +294,12 @@ class TokenStore:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._name, self._path, self._expected = state["name"], state["path"], state["expected"]
+        self._name, self._paths, self._expected = state["name"], state["paths"], state["expected"]
+        self._extras = state["extras"]
         self._opened = None
+        known = state.get("known")
         if "ipc" in state:
-            self._opened = open_table(pa.ipc.open_stream(state["ipc"]).read_all(), self._name, state["known"])
-        elif "known" in state:
-            self._opened = open_store(self._path, known=state["known"])
+            table = pa.ipc.open_stream(state["ipc"]).read_all()
+            self._opened = open_table(table, self._name, extras=self._extras, known=known)
+        elif known is not None:
+            self._opened = open_store(self._paths, extras=self._extras, known=known)

@@ -15,6 +15,7 @@ from streamsft.errors import ConfigError, StateError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
+from streamsft.stream.carrying import carried_by, extras_of
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.mixture import Leaf, usable_rows
@@ -279,6 +280,11 @@ class SourceStream(InfiniteDataset[Sample]):
             stored = index if self._leaf.usable is None else self._leaf.usable[index]
             ids, masks = self.source.read(stored)
             rows = self.source.row_numbers[stored].tolist()
+            carried = self.source.read_carried(stored) if carried_by(self._leaf) else {}  # type: ignore[attr-defined]
             for at, passed in enumerate(pass_index.tolist()):
                 self._drawn += 1
-                yield Sample(input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed)
+                extras = extras_of(carried, at)
+                yield Sample(
+                    input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed,
+                    extras=extras,
+                )  # fmt: skip

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import StreamsftError
+from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
+from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
 from streamsft.stream.records import BatchDocuments, DocumentTable, StepEnd
 from streamsft.stream.steps import Mixes, StepPlan
-from streamsft.types import Bools, Floats, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["RawBatch", "error_to_bytes", "materialize"]
 
@@ -49,7 +51,7 @@ class RawBatch:
         return cls(
             ids=np.empty((0, 0), np.int32),
             labelled=np.empty((0, 0), np.bool_),
-            documents=BatchDocuments(packs=0, table=table, values={}, end=end),
+            documents=BatchDocuments(packs=0, table=table, values={}, carried={}, end=end),
         )
 
     def to_bytes(self) -> bytes:
@@ -63,7 +65,7 @@ class RawBatch:
             "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
         arrays: list[NDArray[Any]] = [*table, *values.values(), self.ids, self.labelled]
-        return b"".join([_header(header), *(array.tobytes() for array in arrays)])
+        return b"".join([_header(header), *(array.tobytes() for array in arrays), to_blob(self.documents.carried)])
 
     @classmethod
     def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
@@ -76,7 +78,7 @@ class RawBatch:
         header = json.loads(data[8:at])
         if "error" in header:
             raise getattr(errors, header["error"])(header["message"])
-        documents, *shape = header["shapes"]
+        entries, *shape = header["shapes"]
 
         def next_array(dtype: type[np.generic], count: int) -> NDArray[Any]:
             nonlocal at
@@ -84,8 +86,8 @@ class RawBatch:
             at += array.nbytes
             return array
 
-        table = DocumentTable(*(next_array(np.int64, documents) for _ in DocumentTable._fields))
-        values = {name: next_array(np.float64, documents) for name in header["values"]}
+        table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
+        values = {name: next_array(np.float64, entries) for name in header["values"]}
         end = StepEnd(
             step=header["step"],
             refused=tuple((source, reason, count) for source, reason, count in header["refused"]),
@@ -93,11 +95,11 @@ class RawBatch:
                 int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
             },
         )
-        return cls(
-            ids=next_array(np.int32, math.prod(shape)).reshape(shape),
-            labelled=next_array(np.bool_, math.prod(shape)).reshape(shape),
-            documents=BatchDocuments(packs=shape[0], table=table, values=values, end=end),
-        )
+        ids = next_array(np.int32, math.prod(shape)).reshape(shape)
+        labelled = next_array(np.bool_, math.prod(shape)).reshape(shape)
+        carried = from_blob(data[at:])
+        documents = BatchDocuments(packs=shape[0], table=table, values=values, carried=carried, end=end)
+        return cls(ids=ids, labelled=labelled, documents=documents)
 
 
 def error_to_bytes(error: StreamsftError) -> bytes:
@@ -113,7 +115,7 @@ def _header(value: Mapping[str, Any]) -> bytes:
 
 
 def materialize(
-    names: Sequence[str],
+    leaves: Sequence[Leaf],
     read: Read,
     read_ids: ReadIds,
     steps: Sequence[StepPlan],
@@ -123,7 +125,7 @@ def materialize(
     """Read the tokens of one rank's part of some steps, all at once. An error comes where its step would.
 
     Args:
-        names: names of the leaves.
+        leaves: what documents are numbered by.
         read: gives ids and masks of rows of a leaf.
         read_ids: gives ids alone; asked only for rows whose masks can be told from their first label.
         steps: what was planned.
@@ -138,24 +140,30 @@ def materialize(
         return
     documents = Documents.join([(step.documents, step.packs) for step in steps])
     try:
-        ids, masks = read_documents(names, read, documents, None if metrics else read_ids)
-        values = measured(names, documents, ids, masks, metrics) if metrics else {}
+        ids, masks = read_documents(leaves, read, documents, None if metrics else read_ids)
+        carried = carried_of(leaves, documents)
+        values = measured(leaves, documents, ids, masks, carried, metrics) if metrics else {}
     except Exception:  # whatever a user's code raises: step by step it is raised again, in its place
         if len(steps) == 1:
             raise
         for step in steps:
-            yield from materialize(names, read, read_ids, [step], slots, metrics)
+            yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
     borders = np.cumsum([0, *(len(step.documents.source) for step in steps)]).tolist()
     for step, (first, stop) in zip(steps, pairwise(borders), strict=True):
-        mine = {name: numbers[first:stop] for name, numbers in values.items()}
-        yield _filled(step, ids[first:stop], masks[first:stop], slots, mine)
+        table, all_ids, labelled = _filled(step, ids[first:stop], masks[first:stop], slots)
+        mine = BatchDocuments(
+            packs=step.packs,
+            table=table,
+            values={name: numbers[first:stop] for name, numbers in values.items()},
+            carried=part_of(carried, slice(first, stop)),
+            end=StepEnd(step=step.step, refused=step.refused, lanes=step.lanes),
+        )
+        yield RawBatch(ids=all_ids, labelled=labelled, documents=mine)
 
 
-def _filled(
-    step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int, values: Mapping[str, Floats]
-) -> RawBatch:
-    """The batch of a step from the tokens of its documents."""
+def _filled(step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int) -> tuple[DocumentTable, Int32s, Bools]:
+    """The packs of a step from the tokens of its documents: the table, `RawBatch.ids` and `RawBatch.labelled`."""
     documents, packs = step.documents, step.packs
     place = np.cumsum(documents.length) - documents.length  # with all padding left out
     borders = documents.pack.searchsorted(np.arange(packs + 1))
@@ -179,12 +187,8 @@ def _filled(
         cut=documents.cut,
         supervised=supervised,
     )
-    end = StepEnd(step=step.step, refused=step.refused, lanes=step.lanes)
-    return RawBatch(
-        ids=np.concatenate(ids, dtype=np.int32, casting="same_kind").reshape(packs, slots),
-        labelled=labelled.reshape(packs, slots),
-        documents=BatchDocuments(packs=packs, table=table, values=values, end=end),
-    )
+    flat = np.concatenate(ids, dtype=np.int32, casting="same_kind")
+    return table, flat.reshape(packs, slots), labelled.reshape(packs, slots)
 
 
 def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints]:

@@ -8,7 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from streamsft.errors import DataError, MetricError
+from streamsft.stream.carrying import Carried, carried_of, extras_of
 from streamsft.stream.documents import Documents
+from streamsft.stream.mixture import Leaf
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
 __all__ = ["Read", "ReadIds", "Valued", "measured", "read_documents", "samples"]
@@ -31,7 +33,7 @@ class Valued(Protocol):
 
 
 def read_documents(
-    names: Sequence[str], read: Read, documents: Documents, read_ids: ReadIds | None = None
+    leaves: Sequence[Leaf], read: Read, documents: Documents, read_ids: ReadIds | None = None
 ) -> tuple[list[Int32s], list[Bools]]:
     """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views.
 
@@ -59,11 +61,11 @@ def read_documents(
     if len(counts) > 1:
         places = np.argsort(order, kind="stable").tolist()
         ids, masks = [ids[place] for place in places], [masks[place] for place in places]
-    _check(names, documents, ids, masks)
+    _check(leaves, documents, ids, masks)
     return ids, masks
 
 
-def _check(names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> None:
+def _check(leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> None:
     """Compare with what was planned what was read, and cut it to that."""
     given = np.fromiter(map(len, ids), np.int64, len(ids))
     promised = documents.start + documents.length + documents.cut
@@ -73,10 +75,10 @@ def _check(names: Sequence[str], documents: Documents, ids: list[Int32s], masks:
             wrong[place] = True
     if wrong.any() or len(ids) != len(documents.source):
         at = int(np.argmax(wrong))
+        where = f"source {leaves[int(documents.source[at])].name!r}, row {documents.row[at]}"
         raise DataError(
-            f"source {names[int(documents.source[at])]!r}, row {documents.row[at]}: read() gave {len(ids[at])} ids and "
-            f"{len(masks[at])} mask entries where lengths says {promised[at]}; the members of a source must agree, and "
-            "its contents must not change"
+            f"{where}: read() gave {len(ids[at])} ids and {len(masks[at])} mask entries where lengths says {promised[at]}; "
+            "the members of a source must agree, and its contents must not change"
         )
     for place in np.flatnonzero(given != documents.length).tolist():
         part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
@@ -88,32 +90,41 @@ def _check(names: Sequence[str], documents: Documents, ids: list[Int32s], masks:
 _UNREAD = np.empty(0, np.bool_)
 
 
-def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
-    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
-    return _samples(names, documents, *read_documents(names, read, documents))
+def samples(leaves: Sequence[Leaf], read: Read, documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given; `leaves` are what they are numbered by."""
+    ids, masks = read_documents(leaves, read, documents)
+    return _samples(leaves, documents, ids, masks, carried_of(leaves, documents))
 
 
-def _samples(names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> list[Sample]:
+def _samples(
+    leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], masks: list[Bools], carried: Carried
+) -> list[Sample]:
+    names = [leaf.name for leaf in leaves]
     rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
     return [
         Sample(
             input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
-            pass_index=passes[i], start=starts[i],
+            pass_index=passes[i], start=starts[i], extras=extras_of(carried, i),
         )
         for i in range(len(ids))
     ]  # fmt: skip
 
 
 def measured(
-    names: Sequence[str], documents: Documents, ids: list[Int32s], masks: list[Bools], metrics: Sequence[Valued]
+    leaves: Sequence[Leaf],
+    documents: Documents,
+    ids: list[Int32s],
+    masks: list[Bools],
+    carried: Carried,
+    metrics: Sequence[Valued],
 ) -> dict[str, Floats]:
     """What each metric says of each document, float64[documents].
 
     Raises:
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
-    found = _samples(names, documents, ids, masks)
+    found = _samples(leaves, documents, ids, masks, carried)
     values = {}
     for metric in metrics:
         numbers = np.empty(len(found), np.float64)

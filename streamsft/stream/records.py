@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from streamsft.metrics.stats import SampleStats
+from streamsft.stream.carrying import Carried, part_of
 from streamsft.stream.lane import LaneState
 from streamsft.types import Floats, Ints
 
@@ -62,12 +63,14 @@ class BatchDocuments:
         packs: number of packs.
         table: one entry per document, packs numbered from 0.
         values: per user metric a number per document, float64[documents].
+        carried: what travels with the documents beside their tokens.
         end: what the step leaves behind.
     """
 
     packs: int
     table: DocumentTable
     values: Mapping[str, Floats]
+    carried: Carried
     end: StepEnd
 
     def part(self, start: int, stop: int) -> BatchDocuments:
@@ -78,6 +81,7 @@ class BatchDocuments:
             packs=stop - start,
             table=table._replace(pack=table.pack - start) if start else table,
             values={name: value[first:last] for name, value in self.values.items()},
+            carried=part_of(self.carried, slice(first, last)),
             end=self.end._replace(refused=()) if start else self.end,  # counted with the first part
         )
 

@@ -87,7 +87,7 @@ class RawSteps(IterableDataset[bytes]):
                 together.append(step)
                 documents += len(step.documents.source)
             if skipped or self.mixes.streaming or documents >= enough:
-                yield from materialize(names, read, read_ids, together, self.slots, self.metrics)
+                yield from materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
                 enough = min(2 * documents, _READ_TOGETHER)
                 together, documents = [], 0
             if skipped:

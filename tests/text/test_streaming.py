@@ -231,7 +231,7 @@ class TestTokens:
 
     def test_rows_that_are_no_tokens(self, tmp_path: Path) -> None:
         path = lines(tmp_path / "a.jsonl", QA)
-        with pytest.raises(ConfigError, match=r"source s: its rows hold no input_ids and loss_mask but question, ans"):
+        with pytest.raises(ConfigError, match=r"its rows hold no input_ids and loss_mask or labels but question, ans"):
             StreamingSource(path, name="s")
 
 
