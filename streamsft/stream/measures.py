@@ -85,6 +85,16 @@ class Measures:
             tokens[long], supervised[long] = self._cut.tokens[place], self._cut.labels[place]
         return Measured(tokens, supervised, cut)
 
+    def labels(self, stored: Ints, start: Ints, length: Ints) -> Ints:
+        """Labels of single documents: tokens `start` to `start` + `length` of the stored rows; int64[n] each."""
+        labels = self.of(stored).supervised
+        if self._split:
+            parts = np.flatnonzero(self._source.lengths[stored] > self._limit)
+            masks = self._source.read(stored[parts])[1]
+            for at, mask in zip(parts.tolist(), masks, strict=True):
+                labels[at] = np.count_nonzero(mask[start[at] + 1 : start[at] + length[at]])
+        return labels
+
     def documents(self, stored: Ints) -> tuple[Ints, Ints]:
         """Documents per draw of the stored rows (int64[n]), and the length of each document in order."""
         whole = self._source.lengths[stored].astype(np.int64)

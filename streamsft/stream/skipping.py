@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from streamsft.stream.lane import LaneState
+from streamsft.stream.loader import Loader
 from streamsft.stream.measures import Measures
-from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlanner, Topology, checked_stretches
 from streamsft.stream.walk import LaneWalk, Passed, Pattern
 from streamsft.types import Shard
 
-__all__ = ["Told", "pattern_of", "planner_behind"]
+__all__ = ["Told", "advance", "pattern_of", "planner_behind", "planner_to", "stream_step"]
 
 Told: TypeAlias = Callable[[int, int], None]
 """Is told how much of how much is done, in packs."""
@@ -35,8 +36,8 @@ def planner_behind(
     lanes: Mapping[int, LaneState],
     target: int,
     told: Told | None = None,
-) -> StepPlanner:
-    """A planner of all packs of the steps behind step `target` of the stream.
+) -> tuple[StepPlanner, dict[int, LaneState]]:
+    """A planner of all packs of the steps behind step `target` of the stream, and the state of all lanes there.
 
     Over indexable sources it takes a fraction of the time of planning the steps between. Streaming sources are read
     all the way.
@@ -53,10 +54,11 @@ def planner_behind(
     topology = replace(topology, dp=Shard())
     if mixes.streaming:
         planner = StepPlanner(mixes, topology, step, lanes)
+        behind = {lane: lanes.get(lane) or LaneState.start(mixes.plan, lane) for lane in range(topology.lanes)}
         while planner.step < target:
-            planner.next()
+            behind |= planner.next().lanes
             told(planner.step - step, target - step)
-        return planner
+        return planner, behind
     patterns = {lane: pattern_of(topology, lane, step) for lane in range(topology.lanes)}
     total = sum(pattern.before(target + 1) for pattern in patterns.values())
     assert mixes.plan.packing is not None
@@ -73,4 +75,37 @@ def planner_behind(
         walk.to(pattern.before(target + 1), observe)
         states[lane] = walk.state
         done += walk.taken
-    return StepPlanner(mixes, topology, target, states)
+    return StepPlanner(mixes, topology, target, states), states
+
+
+def stream_step(step: int, skipped: Sequence[tuple[int, int]], behind: tuple[int, int] = (0, 0)) -> int:
+    """The step of the stream that an optimizer step is given, where stretches of the stream are left out.
+
+    Args:
+        step: the optimizer step.
+        skipped: first and last step of the stream of each stretch.
+        behind: an optimizer step at or before `step`, and the step of the stream that it was given.
+    """
+    known, at = behind
+    for left_out in sorted({one for first, last in skipped for one in range(max(first, at + 1), last + 1)}):
+        if left_out > at + step - known:
+            break
+        known -= 1
+    return at + step - known
+
+
+def planner_to(loader: Loader, step: int, told: Told | None = None) -> tuple[StepPlanner, dict[int, LaneState]]:
+    """A planner of all packs of what comes behind optimizer step `step`, which `loader` does not stand behind yet.
+
+    The first that it plans is the next step of the stream, be it one that is skipped.
+    """
+    skipped = checked_stretches(loader.skip_steps)
+    target = stream_step(step, skipped, (loader.step, loader.data_step))
+    return planner_behind(loader._mixes, loader.topology, loader.data_step, loader._lanes, target, told)
+
+
+def advance(loader: Loader, step: int, told: Told | None = None) -> None:
+    """Have `loader`, which has not been iterated, stand behind optimizer step `step` as if it had been up to there."""
+    planner, lanes = planner_to(loader, step, told)
+    loader._lanes = {number: lanes[number] for number in loader._lanes}
+    loader._step, loader._data_step = step, planner.step

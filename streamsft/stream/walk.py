@@ -52,7 +52,7 @@ class Passed:
 
     Attributes:
         start: number of the first pack, counted from the walk's beginning.
-        first: number of the first window.
+        state: where the lane stood before the first window.
         packs: packs per window, int64[windows].
         source: number of the leaf of each draw in the plan, int64[draws], window after window.
         stored: stored row of each draw, int64[draws].
@@ -60,7 +60,7 @@ class Passed:
     """
 
     start: int
-    first: int
+    state: LaneState
     packs: Ints
     source: Ints
     stored: Ints
@@ -139,6 +139,17 @@ class LaneWalk:
         lane = Lane(self._plan, self._number, replace(self._state, emitted=0))
         return lane.rest()[0].packs(0, self._state.emitted), self._state.emitted
 
+    def planned(self, passed: Passed, at: int) -> tuple[Documents, int]:
+        """The documents of one of the windows that were passed, and the number of its first pack on the walk."""
+        starts = passed.start + np.cumsum(passed.packs) - passed.packs
+        again = LaneWalk(self._plan, self._number, passed.state, self._pattern, measures=self._measures)
+        again._taken = passed.start
+        if at:
+            again._state = again._behind(at, again._drawn(at), starts)
+        start = int(starts[at])
+        lane = Lane(self._plan, self._number, replace(again._state, opened=self._opened(start)))
+        return lane.rest()[0], start
+
     def _leave_window(self, pack: int) -> None:
         """Take packs of the open window, as far as it goes."""
         lane = Lane(self._plan, self._number, self._state, self._before)
@@ -162,7 +173,7 @@ class LaneWalk:
                 part = slice(0, count * self._plan.draws)
                 passed = Passed(
                     start=self._taken,
-                    first=self._state.window,
+                    state=self._state,
                     packs=packs[:count],
                     source=drawn.source[part],
                     stored=found.stored[part],

@@ -54,7 +54,7 @@ def test_a_planner_behind_a_step_plans_what_comes_next(
             planned = planner.next()
             states |= planned.lanes
         for begun, known in ((0, {}), last):
-            found = planner_behind(plans, topology, begun, known, target).next()
+            found = planner_behind(plans, topology, begun, known, target)[0].next()
             again = StepPlanner(plans, topology, target, dict(states)).next()
             assert found.lanes == again.lanes
             for ours, theirs in zip(found.documents, again.documents, strict=True):
@@ -106,7 +106,7 @@ def test_a_walk_goes_on_within_a_window_of_the_mix_before_an_edit(lookahead: int
     start = replace(lane.state, before_edit=True)
     planner = StepPlanner(both, topology, 1, {0: start})
     for target in range(1, 60):
-        found = planner_behind(both, topology, 1, {0: start}, target).next()
+        found = planner_behind(both, topology, 1, {0: start}, target)[0].next()
         planned = planner.next()
         assert found.lanes == planned.lanes
         assert all(a.tolist() == b.tolist() for a, b in zip(found.documents, planned.documents, strict=True))
