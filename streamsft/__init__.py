@@ -27,7 +27,11 @@ if TYPE_CHECKING:
         shard_from_mesh as shard_from_mesh,
     )
     from streamsft.commands.demo import demo as demo
+    from streamsft.commands.explain import explain as explain
+    from streamsft.commands.find_row import find_row as find_row
+    from streamsft.commands.forecast import forecast as forecast
     from streamsft.commands.holdout import held_out as held_out
+    from streamsft.commands.init import init as init
     from streamsft.commands.preview import preview as preview
     from streamsft.commands.preview_row import preview_row as preview_row
     from streamsft.commands.tokenize import tokenize as tokenize
@@ -113,7 +117,11 @@ __version__ = "0.1.0"
 _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
     "streamsft.commands.demo": ("demo",),
+    "streamsft.commands.explain": ("explain",),
+    "streamsft.commands.find_row": ("find_row",),
+    "streamsft.commands.forecast": ("forecast",),
     "streamsft.commands.holdout": ("held_out",),
+    "streamsft.commands.init": ("init",),
     "streamsft.commands.preview": ("preview",),
     "streamsft.commands.preview_row": ("preview_row",),
     "streamsft.commands.tokenize": ("tokenize",),

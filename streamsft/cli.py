@@ -15,6 +15,8 @@ from typing import Annotated, ParamSpec
 
 import typer
 
+from streamsft.cli_ahead import register
+
 __all__ = ["app"]
 
 P = ParamSpec("P")
@@ -202,6 +204,9 @@ def train(
         config, overrides=overrides or (), fresh=fresh, accept_changes=accept_changes, verify=verify, quiet=quiet
     )
     raise SystemExit(result.exit_code)
+
+
+register(app)
 
 
 @app.command()

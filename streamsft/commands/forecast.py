@@ -104,6 +104,7 @@ def forecast(
         StreamsftError: what can be mended.
     """
     console = console or make_console()
+    title = Path(config).name if isinstance(config, str | Path) else "a mix"
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     if steps is None:
         steps = config.train.steps
@@ -129,9 +130,11 @@ def forecast(
     )
     _print(console, found)
     if html is not None:
-        from streamsft.commands.forecast_page import write_page
+        from streamsft.pages.forecast import forecast_page
+        from streamsft.pages.shell import write_page
 
-        write_page(found, Path(html))
+        course = {name: getattr(stream.course, name) for name in ("steps", "asked", "samples", "tokens")}
+        write_page(Path(html), forecast_page(found.to_json(), course, title=title, unit=config.mix.unit))
         console.print(f"charts: {html}", markup=False, highlight=False, soft_wrap=True)
     return found
 
