@@ -56,7 +56,6 @@ class Passed:
         packs: packs per window, int64[windows].
         source: number of the leaf of each draw in the plan, int64[draws], window after window.
         stored: stored row of each draw, int64[draws].
-        pass_index: pass of each draw, int64[draws].
     """
 
     start: int
@@ -64,7 +63,6 @@ class Passed:
     packs: Ints
     source: Ints
     stored: Ints
-    pass_index: Ints
 
 
 Observe: TypeAlias = Callable[[Passed], None]
@@ -177,7 +175,6 @@ class LaneWalk:
                     packs=packs[:count],
                     source=drawn.source[part],
                     stored=found.stored[part],
-                    pass_index=found.pass_index[part],
                 )
                 self._state = self._behind(count, drawn if count == ahead else self._drawn(count), ends - packs)
                 self._taken = int(ends[count - 1])

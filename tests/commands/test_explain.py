@@ -29,7 +29,7 @@ def text_of(console: Console) -> str:
 
 
 def config(folder: Path, **train: Any) -> dict[str, Any]:
-    made = small_config(folder, sequence_length=64, packing={"lookahead": 50})
+    made = small_config(folder, sequence_length=120, packing={"lookahead": 50})
     made["train"] |= {"steps": 60, "save_every": 20, **train}
     return made
 

@@ -38,7 +38,7 @@ SCHEDULED = {"arithmetic": {0: 1.0, 30: 0.0}, "units": 1.0, "strings": {0: 0.0, 
 
 @pytest.mark.parametrize("case", ["plain", "scheduled", "tokens", "lanes", "skipped"])
 def test_a_forecast_equals_the_audit_source_by_source(case: str, tmp_path: Path) -> None:
-    made = config(tmp_path, sequence_length=64, packing={"lookahead": 50})
+    made = config(tmp_path, sequence_length=120, packing={"lookahead": 50})
     sources = made["mix"]["sources"]
     if case == "scheduled":
         for name, weight in SCHEDULED.items():
@@ -52,7 +52,7 @@ def test_a_forecast_equals_the_audit_source_by_source(case: str, tmp_path: Path)
     said = forecast(made, console=plain()).stream
     train(made, quiet=True)
     stores = tokenize(made, console=plain())
-    seen = recount(tmp_path / "run", stores, 64)
+    seen = recount(tmp_path / "run", stores, 120)
     assert said.exact
     assert {name: one.samples for name, one in said.sources.items()} == dict(seen.samples)
     assert {name: one.tokens for name, one in said.sources.items()} == dict(seen.tokens)
@@ -70,13 +70,13 @@ def test_a_forecast_equals_the_audit_source_by_source(case: str, tmp_path: Path)
 
 def test_a_forecast_tells_and_warns(tmp_path: Path) -> None:
     console = plain()
-    made = config(tmp_path, steps=400, sequence_length=48)
+    made = config(tmp_path, steps=400, sequence_length=110)
     said = forecast(made, tokens_per_second=10.0, max_passes=2, max_cut=1, console=console)
     shown = " ".join(text_of(console).split())
-    assert said.seconds == 400 * 4 * 48 / 10
-    assert "time to read: 2 h 8 min" in shown
+    assert said.seconds == 400 * 4 * 110 / 10
+    assert "time to read: 4 h 53 min" in shown
     assert any(warning.startswith("strings is gone through ") for warning in said.warnings)
-    assert any("of its tokens to truncation at 48 slots, more than 1 %" in warning for warning in said.warnings)
+    assert any("of its tokens to truncation at 110 slots, more than 1 %" in warning for warning in said.warnings)
     for warning in said.warnings:
         assert f"warning: {warning}" in shown
     json = said.to_json()
@@ -145,7 +145,7 @@ def test_a_forecast_needs_a_number_of_steps(tmp_path: Path) -> None:
 
 def test_a_page_shows_the_numbers_and_the_schedule(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
-    made = config(tmp_path, sequence_length=64)
+    made = config(tmp_path, sequence_length=120)
     made["mix"]["sources"]["arithmetic"]["weight"] = {"0": 2, "30": 0}
     made["mix"]["sources"]["strings"]["weight"] = 0.01
     said = forecast(made, html=tmp_path / "page.html", console=plain())
