@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from streamsft.commands.telling import telling
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
-from streamsft.stream.collate import Batch, collate
+from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
-from streamsft.stream.materialize import materialize
-from streamsft.stream.skipping import planner_to, stream_step
-from streamsft.stream.steps import Mixes, StepPlan, Topology, checked_stretches
+from streamsft.stream.mixture import Leaf
+from streamsft.stream.skipping import advance
+from streamsft.stream.steps import Topology
 from streamsft.training.audit import pack_digest
-from streamsft.types import Ints, Shard
+from streamsft.types import Shard
 
 __all__ = ["explain"]
 
@@ -69,7 +69,8 @@ def explain(
     transforms = transforms or {}
     loaded = load_config(run_config(run) if config is None else config, overrides, without_tokenizer=transforms)
     encoders = Encoders(loaded)
-    loader = loader_before(loaded, step, None if run is None else Path(run), encoders, transforms)
+    place = None if run is None else Path(run)
+    loader = loader_before(loaded, step, place, encoders, transforms, given=config is not None)
     shown = _share(loader, rank, ranks)
     explained, batch = _explained(loader, step, ranks)
     chosen = ExplainedStep(step=explained.step, data_step=explained.data_step, packs=explained.packs[shown])
@@ -95,60 +96,44 @@ def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
 
 
 def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Batch]:
-    """The step, which comes behind where `loader` stands."""
+    """The step, which comes behind where `loader` stands, and its batch."""
     with telling(f"planning to step {step:,}") as told:
-        planner, _ = planner_to(loader, step - 1, told)
-    data_step = stream_step(step, checked_stretches(loader.skip_steps), (loader.step, loader.data_step))
-    while planner.step < data_step:
-        planned = planner.next()
-    raw = materialize(loader._mixes.names, planner.read, planned, ())
-    batch = collate(raw, loader._mixes.names, loader.packer.packing.sequence_length, loader.pad_id, step)
-    packs = tuple(_packs(planned, batch, loader, ranks))
-    return ExplainedStep(step=step, data_step=data_step, packs=packs), batch
-
-
-def _packs(planned: StepPlan, batch: Batch, loader: Loader, ranks: int) -> Iterator[ExplainedPack]:
-    documents = _documents(planned, batch, loader._mixes)
-    borders = np.searchsorted(planned.documents.pack, np.arange(planned.packs + 1)).tolist()
+        advance(loader, step - 1, told)
+    batch = next(iter(loader))
+    documents = _documents(batch, loader._mixes.leaves)
+    borders = np.searchsorted(batch.documents.table.pack, np.arange(len(batch) + 1)).tolist()
     ids, labels = batch.input_ids.numpy(), batch.labels.numpy()
-    for number, (first, last) in enumerate(pairwise(borders)):
-        yield ExplainedPack(
+    packs = [
+        ExplainedPack(
             number=number,
-            rank=number * ranks // planned.packs,
-            slots=loader.packer.packing.sequence_length,
+            rank=number * ranks // len(batch),
+            slots=ids.shape[1],
             digest=pack_digest(ids[number], labels[number]),
             documents=tuple(documents[first:last]),
         )
+        for number, (first, last) in enumerate(pairwise(borders))
+    ]
+    return ExplainedStep(step=batch.step, data_step=batch.data_step, packs=tuple(packs)), batch
 
 
-def _documents(planned: StepPlan, batch: Batch, mixes: Mixes) -> list[ExplainedDocument]:
-    documents = planned.documents
-    ends = np.cumsum(documents.length)
-    before = np.concatenate([[0], ends])[np.searchsorted(documents.pack, documents.pack)]
-    columns: Sequence[Ints] = (
-        documents.source,
-        documents.stored,
-        documents.row,
-        documents.pass_index,
-        documents.start,
-        documents.length,
-        documents.cut,
-        ends - documents.length - before,
-        batch.documents.table.supervised,
-    )
+def _documents(batch: Batch, leaves: Sequence[Leaf]) -> list[ExplainedDocument]:
+    table = batch.documents.table
+    ends = np.cumsum(table.length)
+    before = np.concatenate([[0], ends])[np.searchsorted(table.pack, table.pack)]
+    slot = ends - table.length - before
+    taken = (table.length, table.supervised, table.start, table.cut)
+    columns = (table.source, table.row, table.pass_index, slot, *taken)
     found = []
-    for source, stored, row, pass_index, start, length, cut, slot, supervised in zip(
+    for source, row, pass_index, first, length, supervised, start, cut in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        leaf = mixes.leaves[source]
-        place = leaf.streamed.reader.where(row) if leaf.streams else leaf.indexed.origin(stored)
         found.append(
             ExplainedDocument(
-                source=leaf.name,
+                source=leaves[source].name,
                 row=row,
                 pass_index=pass_index,
-                place=place,
-                slot=slot,
+                place=_place(leaves[source], row),
+                slot=first,
                 length=length,
                 supervised=supervised,
                 start=start,
@@ -156,6 +141,13 @@ def _documents(planned: StepPlan, batch: Batch, mixes: Mixes) -> list[ExplainedD
             )
         )
     return found
+
+
+def _place(leaf: Leaf, row: int) -> str:
+    """Where a row of a source came from, as ``file:row``."""
+    if leaf.streams:
+        return leaf.streamed.reader.where(row)
+    return leaf.indexed.origin(int(np.searchsorted(leaf.indexed.row_numbers, row)))
 
 
 def _print_pack(console: Console, pack: ExplainedPack) -> None:

@@ -44,10 +44,20 @@ def _read(path: Path) -> Any:
         raise RunError(f"{path} cannot be read: {error}; give the directory of a run of `streamsft train`") from error
 
 
-def loader_before(config: Config, step: int, run: Path | None, encoders: Encoders, transforms: Transforms) -> Loader:
+def loader_before(
+    config: Config, step: int, run: Path | None, encoders: Encoders, transforms: Transforms, *, given: bool = True
+) -> Loader:
     """A loader of all packs that stands as near before optimizer step `step` as is known without planning.
 
     With a run, at its nearest checkpoint, under the mix that was in force; without one, at the start.
+
+    Args:
+        config: the config.
+        step: the step.
+        run: the directory of a run of `config`, or of earlier states of its mix.
+        encoders: the tokenizer of `config`.
+        transforms: source name → function that makes its rows into tokens.
+        given: whether the mix of `config` counts for the last steps of the run, rather than what it noted of it.
 
     Raises:
         RunError: that mix is not known any more, or the run cannot be read.
@@ -62,7 +72,8 @@ def loader_before(config: Config, step: int, run: Path | None, encoders: Encoder
     wanted = sum(edit < step for edit in edits)
     records = _records(run, edits)
     configs = {number: former_config(config, record, transforms) for number, record in records.items()}
-    configs[len(edits)] = config
+    if given or len(edits) not in configs:
+        configs[len(edits)] = config
     missing = [number for number in range(at, wanted + 1) if number not in configs]
     if missing:
         raise RunError(
@@ -105,8 +116,9 @@ def _records(run: Path, edits: list[int]) -> dict[int, Mapping[str, Any]]:
 
 
 def _build(config: Config, encoders: Encoders, transforms: Transforms) -> Loader:
-    """A loader of all packs, in this process."""
+    """A loader of all packs, which reads no further than it is asked to."""
+    alone = config.loader.model_copy(update={"workers": 0, "background": False})
     stores = {name for name, source in all_sources(config.mix.sources) if source.store is not None}
     known = {name: made for name, made in transforms.items() if name in drawn_sources(config) and name not in stores}
     sources = prepare_sources(config, encoders, LocalComm(), transforms=known)
-    return build(config, sources, encoders).loader
+    return build(config.model_copy(update={"loader": alone}), sources, encoders).loader

@@ -63,6 +63,7 @@ class Forecast:
             "warnings": list(self.warnings),
             "weights": list(self.weights),
             "sources": {name: source.to_json(stream.steps) for name, source in stream.sources.items()},
+            "course": {name: getattr(stream.course, name) for name in ("steps", "asked", "samples", "tokens")},
         }
 
 
@@ -133,8 +134,7 @@ def forecast(
         from streamsft.pages.forecast import forecast_page
         from streamsft.pages.shell import write_page
 
-        course = {name: getattr(stream.course, name) for name in ("steps", "asked", "samples", "tokens")}
-        write_page(Path(html), forecast_page(found.to_json(), course, title=title, unit=config.mix.unit))
+        write_page(Path(html), forecast_page(found.to_json(), title=title, unit=config.mix.unit))
         console.print(f"charts: {html}", markup=False, highlight=False, soft_wrap=True)
     return found
 

@@ -25,20 +25,18 @@ _COLUMNS = (
 )
 
 
-def forecast_page(forecast: Mapping[str, Any], course: Mapping[str, Any], *, title: str, unit: str) -> str:
+def forecast_page(forecast: Mapping[str, Any], *, title: str, unit: str) -> str:
     """The page.
 
     Args:
         forecast: the numbers, as ``streamsft forecast --json`` prints them.
-        course: ``steps``, and by source lists with a number for each of them: ``asked`` (share), and ``samples`` and
-            ``tokens`` up to there.
         title: what the forecast is of.
         unit: what weights count, ``samples`` or ``tokens``.
 
     Raises:
         ConfigError: the package ``plotly`` is not installed.
     """
-    charts = list(_charts(forecast, course, unit))
+    charts = list(_charts(forecast, unit))
     how = "counted, source by source" if forecast["exact"] else "estimated from the first draws"
     tiles = (
         ("steps", f"{forecast['steps']:,}"),
@@ -79,8 +77,8 @@ def _plotly() -> str:
     return script
 
 
-def _charts(forecast: Mapping[str, Any], course: Mapping[str, Any], unit: str) -> Iterator[dict[str, Any]]:
-    sources = forecast["sources"]
+def _charts(forecast: Mapping[str, Any], unit: str) -> Iterator[dict[str, Any]]:
+    sources, course = forecast["sources"], forecast["course"]
     names = sorted(sources, key=lambda name: (-sources[name]["tokens"], name))
     shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
     steps = course["steps"]

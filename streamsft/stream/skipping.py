@@ -13,7 +13,7 @@ from streamsft.stream.steps import Mixes, StepPlanner, Topology, checked_stretch
 from streamsft.stream.walk import LaneWalk, Passed, Pattern
 from streamsft.types import Shard
 
-__all__ = ["Told", "advance", "pattern_of", "planner_behind", "planner_to", "stream_step"]
+__all__ = ["Told", "advance", "pattern_of", "planner_behind", "stream_step"]
 
 Told: TypeAlias = Callable[[int, int], None]
 """Is told how much of how much is done, in packs."""
@@ -94,18 +94,12 @@ def stream_step(step: int, skipped: Sequence[tuple[int, int]], behind: tuple[int
     return at + step - known
 
 
-def planner_to(loader: Loader, step: int, told: Told | None = None) -> tuple[StepPlanner, dict[int, LaneState]]:
-    """A planner of all packs of what comes behind optimizer step `step`, which `loader` does not stand behind yet.
-
-    The first that it plans is the next step of the stream, be it one that is skipped.
-    """
-    skipped = checked_stretches(loader.skip_steps)
-    target = stream_step(step, skipped, (loader.step, loader.data_step))
-    return planner_behind(loader._mixes, loader.topology, loader.data_step, loader._lanes, target, told)
-
-
 def advance(loader: Loader, step: int, told: Told | None = None) -> None:
-    """Have `loader`, which has not been iterated, stand behind optimizer step `step` as if it had been up to there."""
-    planner, lanes = planner_to(loader, step, told)
+    """Have `loader`, which has not been iterated, stand behind optimizer step `step` as if it had been up to there.
+
+    It is a loader of all ranks' packs, and stands before that step.
+    """
+    target = stream_step(step, checked_stretches(loader.skip_steps), (loader.step, loader.data_step))
+    planner, lanes = planner_behind(loader._mixes, loader.topology, loader.data_step, loader._lanes, target, told)
     loader._lanes = {number: lanes[number] for number in loader._lanes}
     loader._step, loader._data_step = step, planner.step

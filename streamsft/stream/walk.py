@@ -149,8 +149,11 @@ class LaneWalk:
         return lane.rest()[0], start
 
     def _leave_window(self, pack: int) -> None:
-        """Take packs of the open window, as far as it goes."""
+        """Take packs of the open window, as far as it goes; at a window's border, go over to the mix in force."""
         lane = Lane(self._plan, self._number, self._state, self._before)
+        if not lane.state.emitted:
+            self._state = lane.state
+            return
         count = min(pack - self._taken, lane.rest()[1])
         lane.advance(count)
         self._taken += count

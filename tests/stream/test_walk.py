@@ -93,14 +93,16 @@ def test_a_walk_passes_the_draws_of_the_windows_and_what_they_take(mix: Mix, uni
     assert walk.state == lane.state
 
 
+@pytest.mark.parametrize("packs", [5, 0])
 @pytest.mark.parametrize("lookahead", [0, 50])
-def test_a_walk_goes_on_within_a_window_of_the_mix_before_an_edit(lookahead: int) -> None:
+def test_a_walk_goes_on_behind_an_edit_of_the_mix_within_a_window_or_at_its_border(lookahead: int, packs: int) -> None:
     mix = Mix(lengths=((2, 5, 9, 3) * 4, (2, 7, 1, 14, 30, 4), (2, 11)), lookahead=lookahead)
     before = packer(mix).plan()
-    after = packer(replace(mix, weights=(1.0, 3.0, 0.0))).plan()
+    weights: Any = [1.0, {0: 3.0, 40: 0.5}, 0.0]
+    after = Packer(Interleave(list(mix.sources()), weights, seed=mix.seed), 12, lookahead=lookahead).plan()
     lane = Lane(before, 0)
-    lane.take(5)
-    assert lane.state.emitted
+    lane.take(packs or lane.rest()[1])
+    assert bool(lane.state.emitted) == bool(packs)
     topology = Topology(global_batch_size=5, dp=Shard())
     both = Mixes(after, before)
     start = replace(lane.state, before_edit=True)
