@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.files import RawFiles
@@ -128,9 +128,9 @@ def look(candidate: Candidate, chat: ChatTokenizer) -> Look:
     return Look(format=name, rows=rows, counted=counted, lengths=lengths, rejected=len(values) - len(lengths))
 
 
-def _rows(files: RawFiles) -> tuple[list[object], int, bool]:
+def _rows(files: RawFiles) -> tuple[list[dict[str, Any] | BadRow], int, bool]:
     """The first rows, how many there are, and whether that was counted."""
-    first: list[object] = []
+    first: list[dict[str, Any] | BadRow] = []
     count = 0
     for chunk in files.chunks():
         rows = chunk.rows()
