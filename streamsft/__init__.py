@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     )
     from streamsft.commands.convert import convert as convert
     from streamsft.commands.demo import demo as demo
+    from streamsft.commands.explain import explain as explain
+    from streamsft.commands.find_row import find_row as find_row
+    from streamsft.commands.forecast import forecast as forecast
     from streamsft.commands.holdout import held_out as held_out
+    from streamsft.commands.init import init as init
     from streamsft.commands.inspect import StoreReport as StoreReport, inspect as inspect
     from streamsft.commands.preview import preview as preview
     from streamsft.commands.preview_row import preview_row as preview_row
@@ -117,8 +121,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
     "streamsft.commands.convert": ("convert",),
     "streamsft.commands.demo": ("demo",),
+    "streamsft.commands.explain": ("explain",),
+    "streamsft.commands.find_row": ("find_row",),
+    "streamsft.commands.forecast": ("forecast",),
     "streamsft.commands.holdout": ("held_out",),
     "streamsft.commands.inspect": ("StoreReport", "inspect"),
+    "streamsft.commands.init": ("init",),
     "streamsft.commands.preview": ("preview",),
     "streamsft.commands.preview_row": ("preview_row",),
     "streamsft.commands.tokenize": ("tokenize",),

@@ -5,12 +5,12 @@ What all commands have in common, errors, exit codes and ``--json``, is in `stre
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from streamsft import cli_ahead, cli_stores
+from streamsft.cli_options import KEPT, ConfigFile, Debug, Json, Overrides, Processes, Verify
 from streamsft.cli_running import Outcome, running
 
 __all__ = ["app"]
@@ -23,42 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-KEPT = "nothing half-written is left, and sources that were tokenized whole are kept in the cache"
-
-
-def _keys(incomplete: str) -> list[str]:
-    """What shells complete an override with."""
-    from streamsft.config_models import SECTIONS
-
-    sections = [(section, model) for section, model in SECTIONS.items() if "*" not in section]
-    keys = [".".join((*map(str, section), key)) for section, model in sections for key in model.model_fields]
-    return [f"{key}=" for key in keys if key.startswith(incomplete)]
-
-
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Overrides, such as train.steps=100.", show_default=False, autocompletion=_keys
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object, on standard output; the rest on standard error.")
-]
-Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
-StorePaths = Annotated[
-    list[str],
-    typer.Argument(metavar="STORE", help="A token store: a directory, files or patterns.", show_default=False),
-]
-Extras = Annotated[
-    list[str] | None, typer.Option("--extras", metavar="COLUMN", help="A column that travels with the rows.")
-]
-Processes = Annotated[
-    int | None,
-    typer.Option("--processes", "-j", metavar="N", min=1, help="Processes that tokenize; by default one per core."),
-]
 
 
 def _print_version(asked: bool) -> None:
@@ -230,69 +194,8 @@ def train(
     return Outcome({"command": "train", "ok": not result.exit_code, **train_view(result)}, result.exit_code)
 
 
-@app.command()
-@running("stopped")
-def inspect(
-    store: StorePaths,
-    *,
-    extras: Extras = None,
-    verify: Verify = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> Outcome:
-    """Show what a token store holds.
-
-    Rows, tokens, the supervised share, lengths, files, row groups and the fingerprint. With --verify every row is
-    read and checked again.
-    """
-    from streamsft.commands.console import make_console
-    from streamsft.commands.inspect import inspect
-
-    paths = store if len(store) > 1 else store[0]
-    progress = sys.stderr.isatty()
-    report = inspect(paths, extras=extras or (), verify=verify, progress=progress, console=make_console(stderr=as_json))
-    return Outcome({"command": "inspect", "ok": True, **report.to_json()})
-
-
-@app.command()
-@running("stopped; nothing was published")
-def convert(
-    source: StorePaths,
-    target: Annotated[str, typer.Argument(metavar="DST", help="An .arrow or .parquet file, or a directory.")],
-    *,
-    to: Annotated[
-        str | None, typer.Option("--to", help="Layout of a directory: store (the default), arrow or parquet.")
-    ] = None,
-    row_group_tokens: Annotated[
-        int, typer.Option("--row-group-tokens", min=1, help="Most tokens of a row group or record batch.")
-    ] = 1 << 20,
-    file_tokens: Annotated[
-        int | None, typer.Option("--file-tokens", min=1, help="Begin another file at so many tokens.")
-    ] = None,
-    extras: Extras = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> Outcome:
-    """Write a token store in another layout.
-
-    Reads a directory, .arrow, .parquet, .jsonl or .json files; the last argument is where to write. Every row is
-    checked on the way, and what was written is read back.
-    """
-    from streamsft.commands.console import make_console
-    from streamsft.commands.convert import checked_layout, convert
-    from streamsft.commands.inspect import StoreReport
-
-    store = convert(
-        source if len(source) > 1 else source[0],
-        target,
-        to=checked_layout(to),
-        row_group_tokens=row_group_tokens,
-        file_tokens=file_tokens,
-        extras=extras or (),
-        progress=sys.stderr.isatty(),
-        console=make_console(stderr=as_json),
-    )
-    return Outcome({"command": "convert", "ok": True, **StoreReport.of(store).to_json()})
+for register in (cli_ahead.register, cli_stores.register):
+    register(app)
 
 
 @app.command()

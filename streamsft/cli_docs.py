@@ -12,6 +12,12 @@ from streamsft.cli import app
 __all__ = ["JSON_KEYS", "document"]
 
 JSON_KEYS = {
+    "init": "`config`, `sources` (`path`, `format`, `rows`, `weight`), `left_out`",
+    "forecast": (
+        "`steps`, `exact`, `packs`, `slots`, `samples`, `tokens`, `supervised_tokens`, `documents_per_pack`, "
+        "`packing_efficiency`, `seconds`, `warnings`, `weights`, `sources` by name, `course` over the steps"
+    ),
+    "explain": "with `--step` the step's packs and their documents; with `--find` `row` and `steps`",
     "demo": "the same as of `train`",
     "validate": "`sources`: what each reads from; `config`: the whole config, defaults included",
     "tokenize": (
@@ -26,6 +32,11 @@ JSON_KEYS = {
         "`steps`, `asked`, `run_dir`, `resumed_from`, `first_loss`, `last_loss`, `stopped_by`, `skipped_steps`, "
         "`moved_to`, `nothing_to_do`, `message`"
     ),
+    "inspect": (
+        "`layout`, `rows`, `usable`, `tokens`, `supervised`, `supervised_share`, `largest_id`, `lengths` (from, to, rows), "
+        "`median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
+    ),
+    "convert": "of the new store, the same as of `inspect`",
     "version": "`versions`: by name",
 }
 """What ``--json`` prints of each command, beside what all have."""

@@ -30,7 +30,7 @@ from streamsft.text.readers import open_reader
 from streamsft.text.tokenizing import detect_source_format
 from streamsft.types import Bools, Int32s
 
-__all__ = ["preview_row"]
+__all__ = ["find_source", "preview_row"]
 
 
 @pointing
@@ -61,7 +61,7 @@ def preview_row(
     console = console or make_console()
     transforms = transforms or {}
     config = load_config(config, overrides, without_tokenizer=transforms)
-    name, source, number = _find(config, row)
+    name, source, number = find_source(config, row)
     encoders = Encoders(config)
     if name not in transforms and holds_tokens(source) and not source.streaming:
         _show_stored(console, open_tokens(name, source, encoders), number, encoders)
@@ -84,15 +84,20 @@ def preview_row(
     return None
 
 
-def _find(config: Config, row: str) -> tuple[str, SourceConfig, int]:
+def find_source(config: Config, row: str, option: str = "--row") -> tuple[str, SourceConfig, int]:
+    """The source that ``SOURCE:ROW`` names, and the number of its row.
+
+    Raises:
+        ConfigError: it is not of that form, or there is no such source.
+    """
     name, colon, number = row.rpartition(":")
     if not colon or not number.isdecimal():
-        raise ConfigError(f"--row {row}: write it as SOURCE:ROW, for instance gsm8k:12")
+        raise ConfigError(f"{option} {row}: write it as SOURCE:ROW, for instance gsm8k:12")
     sources = dict(all_sources(config.mix.sources))
     if name not in sources:
         near = difflib.get_close_matches(name, sources, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"the config has {', '.join(sources)}"
-        raise ConfigError(f"--row {row}: there is no source {name!r}; {hint}")
+        raise ConfigError(f"{option} {row}: there is no source {name!r}; {hint}")
     return name, sources[name], int(number)
 
 

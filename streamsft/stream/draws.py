@@ -12,7 +12,7 @@ from streamsft.errors import ConfigError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.types import Ints
 
-__all__ = ["SMALLEST_SHARE", "Cost", "Drawn", "Schedule", "Unit", "mixed"]
+__all__ = ["SMALLEST_SHARE", "Cost", "Costs", "Drawn", "Schedule", "Unit", "mixed"]
 
 # Due times per draw, or token, of the whole mix: rounding costs a source one in so many. The smallest shares keep
 # the due times of a window inside int64.
@@ -48,6 +48,9 @@ class Drawn(NamedTuple):
 
 Cost = Callable[[int, int], int]
 """From a source and how often it was drawn before to what its next draw costs."""
+
+Costs = Callable[[int, int, int], Ints]
+"""From a source, how often it was drawn before and a number of draws to what each of these costs, int64[draws]."""
 
 Unit = Literal["samples", "tokens"]
 
@@ -108,6 +111,35 @@ class Schedule:
             return self._by_samples(due, drawn, count)
         assert cost is not None
         return self._by_cost(due, drawn, count, cost)
+
+    def draw_ahead(self, due: Ints, drawn: Ints, count: int, costs: Costs) -> Drawn:
+        """What `draw` gives where shares count tokens, if the costs of many draws can be had at a time.
+
+        Args:
+            costs: asked for draws that may lie behind the last one.
+        """
+        ahead = np.where(self.stride, np.ceil(self.shares * count).astype(np.int64) + 16, 0)
+        known = [np.empty(0, np.int64) for _ in ahead]
+        while True:
+            for at, wanted in enumerate(ahead.tolist()):
+                if missing := wanted - len(known[at]):
+                    first = int(drawn[at]) + len(known[at])
+                    known[at] = np.concatenate([known[at], costs(at, first, missing)])
+            after = [
+                np.cumsum(cost) * stride + first for cost, stride, first in zip(known, self.stride, due, strict=True)
+            ]
+            times = np.concatenate([np.concatenate([due[at : at + 1], a])[: len(a)] for at, a in enumerate(after)])
+            order = np.argsort(times, kind="stable")[:count]
+            now = int(times[order[-1]])
+            short = np.array([bool(len(a)) and bool(a[-1] <= now) for a in after])
+            if len(order) == count and not short.any():
+                break
+            ahead = np.where(short | (len(order) < count), 2 * ahead, ahead)
+        source = np.repeat(np.arange(len(ahead)), ahead)[order]
+        number = (np.arange(len(times)) - np.repeat(np.cumsum(ahead) - ahead, ahead))[order]
+        counts = self._counts(source)
+        ends = [int(a[n - 1]) if n else int(first) for a, n, first in zip(after, counts, due, strict=True)]
+        return self._drawn(source, drawn[source] + number, np.array(ends, np.int64), drawn, now)
 
     def _by_samples(self, due: Ints, drawn: Ints, count: int) -> Drawn:
         """All due times are known: merge those of each source's next draws."""

@@ -95,6 +95,15 @@ class Checkpoints:
         steps = self._steps()
         return self.read(steps[max(steps)].name) if steps else None
 
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, ascending."""
+        return sorted(self._steps())
+
+    def of(self, step: int) -> StoredCheckpoint:
+        """Return the checkpoint of `step`; see `read`."""
+        return self.read(_name(step))
+
     def read(self, name: str) -> StoredCheckpoint:
         """Return the checkpoint in the directory `name`, its files' presence and sizes checked.
 

