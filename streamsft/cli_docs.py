@@ -33,8 +33,8 @@ JSON_KEYS = {
         "`moved_to`, `nothing_to_do`, `message`"
     ),
     "inspect": (
-        "`layout`, `rows`, `usable`, `tokens`, `supervised`, `supervised_share`, `largest_id`, `lengths` (from, to, rows), "
-        "`median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
+        "`layout`, `rows`, `usable`, `tokens`, `supervised`, `supervised_share`, `largest_id`, `lengths` (from, to, "
+        "rows), `median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
     ),
     "convert": "of the new store, the same as of `inspect`",
     "version": "`versions`: by name",

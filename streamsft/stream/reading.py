@@ -77,8 +77,8 @@ def _check(leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], mask
         at = int(np.argmax(wrong))
         where = f"source {leaves[int(documents.source[at])].name!r}, row {documents.row[at]}"
         raise DataError(
-            f"{where}: read() gave {len(ids[at])} ids and {len(masks[at])} mask entries where lengths says {promised[at]}"
-            "; the members of a source must agree, and its contents must not change"
+            f"{where}: read() gave {len(ids[at])} ids and {len(masks[at])} mask entries where lengths says "
+            f"{promised[at]}; the members of a source must agree, and its contents must not change"
         )
     for place in np.flatnonzero(given != documents.length).tolist():
         part = slice(int(documents.start[place]), int(documents.start[place] + documents.length[place]))
