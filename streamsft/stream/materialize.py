@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import DataError, MetricError, StreamsftError
-from streamsft.metrics.stats import SampleStats
+from streamsft.metrics.stats import SampleStats, stretches
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
 from streamsft.stream.steps import Mixes, StepPlan
@@ -118,6 +118,7 @@ class RawBatch:
             source=self.table.source.astype(np.int32),
             tokens=self.table.length,
             supervised=self.table.supervised,
+            turns=stretches(self.labelled, self.table.length),
             cut=self.table.cut,
             first=self.table.first.astype(np.bool_),
             pass_index=self.table.pass_index,
