@@ -159,14 +159,19 @@ def preview(
     row: Annotated[
         str | None, typer.Option("--row", metavar="SOURCE:ROW", help="Show one row of a source's input instead.")
     ] = None,
-    packs: Annotated[int, typer.Option("--packs", "-n", min=0, help="How many packs to show.")] = 2,
+    packs: Annotated[
+        int | None, typer.Option("--packs", "-n", min=0, help="How many packs to show; by default 2, in a page 8.")
+    ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="How many draws to plan for the mix.")] = 10_000,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the packs to a page instead of printing them.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show the pipeline, the mix and some packs.
 
     Packs are decoded, with documents bordered and supervised tokens coloured. With --row, one row's rendered text,
-    spans, tokens and mask, or why it was rejected.
+    spans, tokens and mask, or why it was rejected. With --html, a page to search and to look at tokens one by one.
     """
     if row is not None:
         from streamsft.commands.preview_row import preview_row
@@ -175,7 +180,8 @@ def preview(
     else:
         from streamsft.commands.preview import preview
 
-        preview(config, overrides=overrides or (), packs=packs, draws=draws)
+        shown = packs if packs is not None else 8 if html is not None else 2
+        preview(config, overrides=overrides or (), packs=shown, draws=draws, html=html)
 
 
 @app.command()
@@ -202,6 +208,26 @@ def train(
         config, overrides=overrides or (), fresh=fresh, accept_changes=accept_changes, verify=verify, quiet=quiet
     )
     raise SystemExit(result.exit_code)
+
+
+@app.command()
+@_reporting
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run's directory, or several to compare.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file; by default report.html in the run's directory.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a page about a run, or one that compares runs.
+
+    One file that opens offline: the mix over time, tokens, passes, lengths, packing, rows that are not used,
+    throughput, loss, resumes and edits of the mix, the config.
+    """
+    from streamsft.commands.report import report
+
+    print(report(runs, out))
 
 
 @app.command()

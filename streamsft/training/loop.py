@@ -59,8 +59,8 @@ def train(
             `Batch.model_inputs()` and returns logits, or an object with `logits`.
         settings: see `TrainSettings`.
         aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained, else
-            `DATA_METRICS` if these are wanted. Given as a function, it is made when the loader has its state, and with it the sources of open windows that an edit
-            has removed.
+            `DATA_METRICS` if these are wanted. Given as a function, it is made when the loader has its state, and with
+            it the sources of open windows that an edit has removed.
         sinks: where the records go; used on rank 0 alone, and closed at the end. Those that open files in the run
             directory are given as a function, which is called when the directory is ready.
         comm: the ranks; the default process group or this process alone.

@@ -1,0 +1,1 @@
+"""Pages: self-contained HTML files that open offline, made of what runs and streams leave behind."""
