@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from streamsft.pages.runs import Run, Series
 
-__all__ = ["Chart", "Palette", "source_charts", "whole_charts"]
+__all__ = ["DASHES", "Chart", "Palette", "line_trace", "source_charts"]
 
 _SHOWN = 11
 """Sources that get a colour of their own; the others are drawn as one."""
 REST = "others"
-_DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @final
@@ -147,7 +147,8 @@ def _added(parts: Iterable[Series]) -> Series:
             for values in zip(*parts, strict=True)]  # fmt: skip
 
 
-def _trace(name: str, colour: int, x: Sequence[Any], y: Sequence[Any], **rest: Any) -> dict[str, Any]:
+def line_trace(name: str, colour: int, x: Sequence[Any], y: Sequence[Any], **rest: Any) -> dict[str, Any]:
+    """A Plotly trace that is a line."""
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "meta": {"colour": colour}, **rest}
 
 
@@ -157,7 +158,7 @@ def _stack(run: Run, palette: Palette, metric: str, scale: float = 1) -> list[di
         values = _added(run.source_series(member, metric) for member in members)
         if any(value is not None for value in values):
             points = [0 if value is None else value * scale for value in values]
-            traces.append(_trace(name, palette.colours[name], run.steps, points, stackgroup="one"))
+            traces.append(line_trace(name, palette.colours[name], run.steps, points, stackgroup="one"))
     return traces
 
 
@@ -174,7 +175,7 @@ def _asked(run: Run, palette: Palette) -> list[dict[str, Any]]:
         texts = [f"{share:.4g} %" for share in shares]
         line = {"dash": "dash", "width": 2, "shape": "linear"}
         hover = f"{name} asked: %{{text}}<extra></extra>"
-        trace = _trace(f"{name}, asked", palette.colours[name], run.steps, below, line=line, text=texts)
+        trace = line_trace(f"{name}, asked", palette.colours[name], run.steps, below, line=line, text=texts)
         traces.append({**trace, "hovertemplate": hover, "meta": {"colour": palette.colours[name], "asked": True}})
     return traces
 
@@ -184,8 +185,8 @@ def _lines(run: Run, palette: Palette, metric: str) -> list[dict[str, Any]]:
     for number, name in enumerate(palette.shown):
         values = run.source_series(name, metric)
         if any(value is not None for value in values):
-            line = {"dash": _DASHES[number % len(_DASHES)], "width": 2}
-            traces.append(_trace(name, palette.colours[name], run.steps, values, line=line))
+            line = {"dash": DASHES[number % len(DASHES)], "width": 2}
+            traces.append(line_trace(name, palette.colours[name], run.steps, values, line=line))
     return traces
 
 
@@ -198,7 +199,7 @@ def _distribution(run: Run, palette: Palette, metric: str) -> list[dict[str, Any
         by_edge = {low: count for (low, _), count in counts.items()}
         heights = [by_edge.get(edge, 0) for edge in edges]
         line = {"shape": "hv", "width": 1}
-        traces.append(_trace(name, palette.colours[name], edges, heights, line=line, stackgroup="one"))
+        traces.append(line_trace(name, palette.colours[name], edges, heights, line=line, stackgroup="one"))
     return traces
 
 
@@ -250,52 +251,3 @@ def _unused(run: Run, palette: Palette) -> list[dict[str, Any]]:
             bar = {"type": "bar", "orientation": "h", "name": name, "x": counts, "y": labels}
             traces.append({**bar, "meta": {"colour": palette.colours[name]}})
     return traces
-
-
-def whole_charts(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of what is one number a record, with a line for each run."""
-    root = {run.root for run in runs}
-    evals = sorted({key for run in runs for key in run.last if key.startswith("eval") and key.endswith("/loss")})
-    losses = {"train/loss": "train", **{key: key for key in evals}}
-    made = [
-        _whole("loss", "Loss", "Mean per supervised token.", runs, losses, ""),
-        _whole("packing", "Packing efficiency", "Share of the slots that hold a token, between two records.", runs,
-               {f"{name}/packing_efficiency_interval": "" for name in root}, "% of slots", scale=100),
-        _whole("documents", "Documents per pack", "Between two records.", runs,
-               {f"{name}/documents_per_pack_interval": "" for name in root}, "documents"),
-        _whole("speed", "Throughput", "Slots, and supervised tokens, a second.", runs,
-               {"train/slots_per_second": "slots", "train/supervised_tokens_per_second": "supervised tokens"},
-               "per second", {"rangemode": "tozero"}),
-        _whole("wait", "Waiting for data", "Seconds that a step waited for its batch, mean over steps and ranks.", runs,
-               {"train/data_wait_seconds": ""}, "seconds", {"rangemode": "tozero"}),
-        _whole("ready", "Batches ready", "How many the background thread had ready when a step asked.", runs,
-               {"train/prefetch_depth": ""}, "batches", {"rangemode": "tozero"}),
-        _whole("rate", "Learning rate", "Of the step of each record.", runs, {"train/lr": ""}, ""),
-    ]  # fmt: skip
-    return [chart for chart in made if chart.traces]
-
-
-def _whole(
-    name: str,
-    title: str,
-    note: str,
-    runs: Sequence[Run],
-    keys: Mapping[str, str],
-    unit: str,
-    axis: Mapping[str, Any] | None = None,
-    scale: float = 1,
-) -> Chart:
-    traces = []
-    for number, run in enumerate(runs):
-        for place, (key, label) in enumerate(keys.items()):
-            values = [None if value is None else value * scale for value in run.series(key)]
-            if all(value is None for value in values):
-                continue
-            called = ", ".join(part for part in (run.name if len(runs) > 1 else "", label) if part) or title
-            colour = number if len(runs) > 1 else place
-            dash = _DASHES[(place + number) % len(_DASHES)] if len(runs) > 1 else _DASHES[place % len(_DASHES)]
-            mode = "lines" if len(run.steps) > 1 else "markers"
-            line = {"dash": dash, "width": 2}
-            traces.append({**_trace(called, colour, run.steps, values, line=line), "mode": mode})
-    layout = {"yaxis": {"title": {"text": unit}, **(axis or {})}}
-    return Chart(id=name, title=title, note=note, traces=traces, layout=layout)

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamsft.errors import ConfigError
-from streamsft.pages.charts import Chart, Palette, source_charts, whole_charts
+from streamsft.pages.charts import Chart, Palette, source_charts
 from streamsft.pages.runs import Run
 from streamsft.pages.shell import asset, escaped, page
+from streamsft.pages.trends import whole_charts
 
 __all__ = ["report_page"]
 
@@ -209,7 +210,7 @@ def _events(run: Run) -> str:
 
     every = -(-run.count // len(run.steps))
     note = f"<p>{run.name}: {run.count:,} records up to {_moment(run.times[-1])}"
-    note += f", of which every {every}th is drawn.</p>" if every > 1 else ".</p>"
+    note += f", of which one in {every} is drawn.</p>" if every > 1 else ".</p>"
     return note + _table(["behind step", "what", "how"], rows(), f"Resumes and edits of {run.name}")
 
 

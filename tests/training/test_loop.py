@@ -24,6 +24,7 @@ from streamsft.training.settings import TrainResult
 from tests.fakes import ListSource
 from tests.training.runs import (
     LENGTH,
+    TIMED,
     VOCABULARY,
     ListSink,
     audit,
@@ -48,9 +49,6 @@ class Interrupting(ListSink):
             raise self.error
         if step == self.step and self.number:
             os.kill(os.getpid(), self.number)
-
-
-TIMED = ("per_second", "data_wait_seconds", "data_wait_seconds_total", "prefetch_depth", "prefetch_depth_total")
 
 
 def plain(sink: ListSink) -> list[tuple[int, dict[str, float]]]:
