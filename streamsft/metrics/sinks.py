@@ -122,7 +122,7 @@ class TensorBoardSink:
         for key, buckets in histograms.items() if self._writer is not None else ():
             assert self._writer is not None
             middles = [(a + b) / 2 for a, b in zip(buckets.edges, buckets.edges[1:], strict=False)]
-            self._writer.add_histogram_raw(  # type: ignore[no-untyped-call]
+            self._writer.add_histogram_raw(
                 key,
                 min=buckets.edges[0],
                 max=buckets.edges[-1],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
 
 if TYPE_CHECKING:
-    from trackio import Run
+    from trackio.run import Run
 
 __all__ = ["TrackioSink"]
 
@@ -54,7 +54,7 @@ class TrackioSink:
     def close(self) -> None:
         if self._run is not None:
             with redirect_stdout(sys.stderr):
-                self._run.finish()
+                self._run.finish()  # type: ignore[no-untyped-call]
             self._run = None
 
     def _begun(self) -> tuple[Run, TrackedRun]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from streamsft.commands.preview import preview
 from streamsft.pages.packs import pieces
 from streamsft.text.backend import Backend, load_tokenizer
-from tests.pages.browser import open_page
+from tests.pages.browser import Browser, open_page
 from tests.pipelines import demo_files, small_config
 
 
@@ -50,13 +51,13 @@ def test_bytes_that_never_become_a_character_are_shown_as_broken() -> None:
     assert pieces([], lambda ids: "") == []
 
 
-def test_documents_are_on_the_page_token_by_token_and_can_be_searched(tmp_path: Path) -> None:
+def test_documents_are_on_the_page_token_by_token_and_can_be_searched(tmp_path: Path, browser: Browser) -> None:
     page = tmp_path / "packs.html"
     console = Console(file=io.StringIO(), width=120)
     survey = preview(small_config(tmp_path), packs=3, draws=50, html=page, console=console)
     assert survey.packs >= 3
     assert str(page) in console.file.getvalue()  # type: ignore[attr-defined]
-    with open_page(page, width=390) as tab:
+    with open_page(browser, page, width=390) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         assert tab.locator(".pack").count() == 3
         documents: list[dict[str, Any]] = [one for pack in tab.evaluate("page.data") for one in pack]
@@ -91,7 +92,8 @@ def test_without_a_tokenizer_the_ids_are_shown(tmp_path: Path) -> None:
     config["mix"]["sources"] = {"ready": {"store": str(store.path)}}
     del config["tokenizer"]
     preview(config, packs=1, draws=5, html=tmp_path / "p.html", console=Console(file=io.StringIO()))
-    assert f'"{store[0]["input_ids"][0]} "' in (tmp_path / "p.html").read_text()
+    ids, _ = store.read(np.array([0]))
+    assert f'"{ids[0][0]} "' in (tmp_path / "p.html").read_text()
 
 
 def test_the_page_says_where_it_cannot_be_written(tmp_path: Path) -> None:

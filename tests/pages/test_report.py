@@ -16,7 +16,7 @@ from streamsft.pages.charts import Palette, source_charts
 from streamsft.pages.report import report_page
 from streamsft.pages.runs import Run, read_run
 from streamsft.pages.trends import whole_charts
-from tests.pages.browser import open_page
+from tests.pages.browser import Browser, open_page
 from tests.pipelines import small_config
 
 STEPS = (8, 16, 24)
@@ -40,12 +40,12 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_numbers_on_the_page_are_those_of_the_records(run: Path) -> None:
+def test_the_numbers_on_the_page_are_those_of_the_records(run: Path, browser: Browser) -> None:
     page = report(run)
     assert page == run / "report.html"
     written = records(run)
     last = written[-1]["metrics"]
-    with open_page(page) as tab:
+    with open_page(browser, page) as tab:
         assert tab.evaluate("document.documentElement.dataset.drawn") == str(tab.locator(".chart").count())
         assert tab.locator(".chart").count() >= 10
         rows = tab.evaluate(
@@ -110,9 +110,9 @@ def test_resumes_and_edits_are_told_and_marked(run: Path) -> None:
     assert re.search(r"<td>8</td><td class=\"text\">edit</td>", text)
 
 
-def test_the_page_can_be_used_without_a_mouse_in_both_themes_and_on_a_phone(run: Path) -> None:
+def test_the_page_can_be_used_without_a_mouse_in_both_themes_and_on_a_phone(run: Path, browser: Browser) -> None:
     page = report(run)
-    with open_page(page, width=390) as tab:
+    with open_page(browser, page, width=390) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         light = tab.evaluate("document.getElementById('tokens-0').data[0].line.color")
         tab.locator("#theme").focus()
@@ -131,18 +131,18 @@ def test_the_page_can_be_used_without_a_mouse_in_both_themes_and_on_a_phone(run:
         tab.keyboard.press("Enter")
         tab.wait_for_selector('.numbers[data-for="tokens-0"] table')
         assert tab.locator('.numbers[data-for="tokens-0"] tbody tr').count() == len(records(run))
-    with open_page(page, dark=True) as tab:
+    with open_page(browser, page, dark=True) as tab:
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
 
 
-def test_two_runs_are_compared(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_are_compared(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:
     other = small_config(tmp_path)
     train(other, overrides=["train.steps=6", "seed=8"], quiet=True)
     monkeypatch.chdir(tmp_path)
     page = report([run, tmp_path / "run"])
     assert page == Path("report.html")
     names = [str(run), str(tmp_path / "run")]
-    with open_page(page.resolve()) as tab:
+    with open_page(browser, page.resolve()) as tab:
         assert tab.locator("h1").text_content() == " and ".join(names)
         lines = tab.evaluate("document.getElementById('packing').data.map(t => [t.name, t.x.length])")
         assert lines == [[names[0], 12], [names[1], 3]]
