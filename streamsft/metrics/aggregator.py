@@ -102,7 +102,7 @@ class Aggregator:
     def histograms(self) -> dict[str, Buckets]:
         """The distributions of what came between the last two log steps, by key, the same on all ranks. Local.
 
-        Built in are ``<prefix><source or mix node>/length``, ``…/supervised_share`` and ``…/supervised_turns``; of
+        Built in are ``<prefix><source or mix node>/length``, ``…/share_supervised`` and ``…/supervised_turns``; of
         metrics of one's own, those reduced by `Quantiles` or `Histogram`, under their names.
         """
         return self._schema.histograms(self._interval)
@@ -223,7 +223,7 @@ class Aggregator:
                 raise MetricError(f"metric {metric.name!r}: the batch has no values of it; give it to the loader too")
         numbers = [number for number, _, _ in stats.refused]
         if len(stats.source):
-            numbers += [int(stats.source.min()), int(stats.source.max())]
+            numbers.append(int(stats.source.view(np.uint32).max()))  # a negative one is a large one then
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._names):
             raise MetricError(f"a batch has source index {max(numbers)}, but there are {len(self._names)} sources")
 

@@ -8,7 +8,7 @@ tokens                tokens in batches, padding not included
 supervised_tokens     of these, tokens with a label
 passes                how often its drawable rows have come, on average; else (rows unknown) the pass it is in
 length_mean, _max     document length in tokens, after overflow; also _p50 and _p95 (within 1 %)
-supervised_share_p50  share of a document's tokens that have a label, and _p95, in steps of 0.02
+share_supervised_p50  share of a document's tokens that have a label, and _p95, in steps of 0.02
 supervised_turns_mean stretches of labelled tokens in a document, as many as it has messages that are trained on unless
                       two follow each other; also _p50 and _p95 (exact up to 16, then in steps)
 truncated             documents that were cut, and truncated_tokens, what was cut off
@@ -57,7 +57,7 @@ TURNS = Histogram((*range(-1, 17), 20, 24, 32, 48, 64, 96, 128, 192, 256))
 NAMES = (
     *("samples", "tokens", "supervised_tokens", "passes", "truncated", "truncated_tokens", "rejected", "dropped"),
     *("length_mean", "length_max", "length_p50", "length_p95", "share_samples", "share_tokens", "share_asked"),
-    *("supervised_share_p50", "supervised_share_p95"),
+    *("share_supervised_p50", "share_supervised_p95"),
     *("supervised_turns_mean", "supervised_turns_p50", "supervised_turns_p95"),
 )
 OTHER = "other"

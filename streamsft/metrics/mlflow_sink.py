@@ -48,6 +48,7 @@ class MlflowSink:
         client, tracked = self._begun()
         if not tracked.claim(step):
             return
+        assert tracked.id is not None
         found = [Metric(key, float(value), int(time * 1000), step) for key, value in metrics.items()]
         for start in range(0, len(found), _AT_ONCE):
             client.log_batch(tracked.id, metrics=found[start : start + _AT_ONCE])
@@ -57,6 +58,7 @@ class MlflowSink:
 
     def close(self) -> None:
         if self._client is not None and self._tracked is not None:
+            assert self._tracked.id is not None
             self._client.set_terminated(self._tracked.id)
             self._client = None
 

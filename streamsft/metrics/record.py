@@ -53,7 +53,7 @@ class Schema:
             Entry("samples", built_in.Tallies(), names),
             Entry("length", built_in.LENGTHS, names),
             Entry("slots", built_in.Slots(), ("",)),
-            Entry("supervised_share", built_in.SHARES, names),
+            Entry("share_supervised", built_in.SHARES, names),
             Entry("supervised_turns", built_in.TURNS, names),
         ]
         reasons = sorted({check_name(reason, "reason") for s in sources for reason in s.reasons} - {built_in.OTHER})
@@ -127,7 +127,7 @@ class Schema:
 
     def _built_in(self, record: dict[str, float], ledger: Ledger, suffix: str) -> None:
         tallies, slots = self.entries[0].reducer, self.entries[2].reducer
-        spreads = {"length": 1, "supervised_share": 3, "supervised_turns": 4}
+        spreads = {"length": 1, "share_supervised": 3, "supervised_turns": 4}
         packed = slots.result(*(a[0] for a in ledger.parts[2]))
         total = tallies.result(*_rolled(tallies, ledger.parts[0], range(len(self.sources))))
         whole = {k: total[k] for k in ("samples", "documents", "tokens", "supervised_tokens")} | packed

@@ -146,5 +146,8 @@ def stretches(labelled: Bools, lengths: Ints) -> Ints:
         labelled: of all documents one after the other, bool[tokens], False on the first token of each.
         lengths: tokens per document, int64[documents].
     """
-    begins = np.flatnonzero(labelled[1:] > labelled[:-1])  # the token behind is the first of a stretch
-    return np.diff(np.searchsorted(begins, np.cumsum(lengths) - 1), prepend=0)
+    begins = (labelled[1:] > labelled[:-1]).nonzero()[0]  # the token behind is the first of a stretch
+    until = begins.searchsorted(lengths.cumsum() - 1)
+    counts = until.copy()
+    counts[1:] -= until[:-1]
+    return counts

@@ -100,7 +100,7 @@ def source_charts(run: Run, palette: Palette, number: int, suffix: str) -> list[
             "share",
             "Supervised share of documents",
             "Documents by the share of their tokens that have a label.",
-            _distribution(run, palette, "supervised_share"),
+            _distribution(run, palette, "share_supervised"),
             layout={"xaxis": {"title": {"text": "supervised share"}}, "yaxis": {"title": {"text": "documents"}}},
             over_steps=False,
         ),

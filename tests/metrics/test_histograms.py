@@ -87,7 +87,7 @@ def test_the_distributions_of_all_ranks_are_those_of_one_process_and_of_the_inte
 
     whole = body(LocalComm())
     assert ThreadComm.run(2, body) == [whole, whole]
-    assert {key.rpartition("/")[2] for key in whole[0]} == {"length", "supervised_share", "supervised_turns", "turns"}
+    assert {key.rpartition("/")[2] for key in whole[0]} == {"length", "share_supervised", "supervised_turns", "turns"}
     for step, found in enumerate(whole):
         assert sum(found["data_mix/length"].counts) == 160, step
         assert sum(found["data_talk/length"].counts) == sum(
