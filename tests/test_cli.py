@@ -16,7 +16,7 @@ from streamsft.cli import app
 from tests.pipelines import demo_files, small_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "version")
+COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "report", "version")
 runner = CliRunner()
 
 

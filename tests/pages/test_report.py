@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from streamsft.cli import app
 from streamsft.commands.report import report
 from streamsft.commands.train import train
 from streamsft.errors import ConfigError, RunError
@@ -167,6 +170,20 @@ def test_what_is_no_run_is_told(files: dict[str, str], message: str, tmp_path: P
         report(tmp_path)
     with pytest.raises(ConfigError, match="one run or more"):
         report([])
+
+
+def test_the_command_writes_the_page_and_says_where(run: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "x.html")])
+    assert (result.exit_code, result.output.strip()) == (0, str(tmp_path / "x.html"))
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    failed = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "no" / "x.html")])
+    assert failed.exit_code == 2
+
+
+def test_a_missing_plotly_is_named_with_the_cure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'streamsft\[report\]'"):
+        report_page([read_run(run)])
 
 
 def lone(tmp_path: Path, sources: int, count: int) -> Run:
