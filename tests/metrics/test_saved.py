@@ -163,6 +163,6 @@ def test_another_version_or_a_damaged_state_is_refused_and_changes_nothing() -> 
         mine.load_state({**state, "version": 99})
     damaged = json.loads(json.dumps(state))
     damaged["totals"]["samples: Tallies(9)"]["groups"]["math"] = [{"99": 1}, {}]
-    with pytest.raises(StateError, match=r"samples: Tallies\(\).*damaged"):
+    with pytest.raises(StateError, match=r"samples: Tallies\(9\).*damaged"):
         mine.load_state(damaged)
     assert mine.gather_state() == state
