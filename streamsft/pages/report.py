@@ -211,7 +211,8 @@ def _events(run: Run) -> str:
     every = -(-run.count // len(run.steps))
     note = f"<p>{run.name}: {run.count:,} records up to {_moment(run.times[-1])}"
     note += f", of which one in {every} is drawn.</p>" if every > 1 else ".</p>"
-    return note + _table(["behind step", "what", "how"], rows(), f"Resumes and edits of {run.name}")
+    table = _table(["behind step", "what", "how"], rows(), f"Resumes and edits of {run.name}")
+    return f'<div class="words">{note}{table}</div>'
 
 
 def _event(step: str, kind: str, text: str) -> str:

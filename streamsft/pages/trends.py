@@ -13,7 +13,7 @@ __all__ = ["whole_charts"]
 
 def whole_charts(runs: Sequence[Run]) -> list[Chart]:
     """The charts of what is one number a record, with a line for each run."""
-    root = {run.root for run in runs}
+    root = dict.fromkeys(run.root for run in runs)
     evals = sorted({key for run in runs for key in run.last if key.startswith("eval") and key.endswith("/loss")})
     losses = {"train/loss": "train", **{key: key for key in evals}}
     made = [
@@ -29,7 +29,7 @@ def whole_charts(runs: Sequence[Run]) -> list[Chart]:
                {"train/data_wait_seconds": ""}, "seconds", {"rangemode": "tozero"}),
         _whole("ready", "Batches ready", "How many the background thread had ready when a step asked.", runs,
                {"train/prefetch_depth": ""}, "batches", {"rangemode": "tozero"}),
-        _whole("rate", "Learning rate", "Of the step of each record.", runs, {"train/lr": ""}, ""),
+        _whole("rate", "Learning rate", "Of the step of each record.", runs, {"train/lr": ""}, "", {"exponentformat": "e"}),
     ]  # fmt: skip
     return [chart for chart in made if chart.traces]
 
