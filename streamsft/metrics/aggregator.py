@@ -21,8 +21,8 @@ from streamsft.metrics.stats import SampleStats, SourceInfo, by_name
 __all__ = ["Aggregator"]
 
 _VERSION = 1
-_BATCHES = 32
-"""Batches that are taken in together; what they hold stays in memory until then."""
+_BATCHES, _SLOTS = 64, 2**22
+"""Batches, and the slots in them, that are taken in together; what they hold stays in memory until then."""
 
 
 @final
@@ -70,6 +70,8 @@ class Aggregator:
         self._totals = Ledger(self._schema.layout)
         self._interval = Ledger(self._schema.layout)
         self._waiting: list[SampleStats] = []
+        self._slots = 0
+        self._checked = False
         self._exchange = Exchange(comm or LocalComm(), self._schema.layout)
 
     def _use(self, schema: Schema) -> None:
@@ -111,19 +113,26 @@ class Aggregator:
         """Take in the statistics of a batch (or micro-batch) of this rank. Local.
 
         Raises:
-            MetricError: a metric's values are missing, or a source index is out of range.
+            MetricError: a metric's values are missing, or a source index is out of range, in this batch or, at the
+                latest at the next `log`, in one before.
         """
-        self._check(stats)
+        if not self._checked:
+            self._check(stats)
+            self._checked = True
         self._waiting.append(stats)
-        if len(self._waiting) >= _BATCHES:
+        self._slots += stats.slots
+        if len(self._waiting) >= _BATCHES or self._slots >= _SLOTS:
             self._take_in()
 
     def _take_in(self) -> None:
         """Count what the batches since the last time told."""
         if not self._waiting:
             return
+        for one in self._waiting:
+            self._check_values(one)
         stats = SampleStats.join(self._waiting)
-        self._waiting.clear()
+        self._forget_waiting()
+        self._check(stats)
         source = self._rows[stats.source]
         parts = self._pending.parts
         if self._schema.builtin:
@@ -214,13 +223,20 @@ class Aggregator:
         self._exchange.change(schema.layout)
         self._totals = totals
         self._interval = Ledger(schema.layout)
-        self._waiting.clear()
+        self._forget_waiting()
         self._pending = pending if self._exchange.comm.rank == 0 else Ledger(schema.layout)
 
-    def _check(self, stats: SampleStats) -> None:
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._slots = 0
+
+    def _check_values(self, stats: SampleStats) -> None:
         for metric in self._schema.metrics:
             if metric.name not in stats.values:
                 raise MetricError(f"metric {metric.name!r}: the batch has no values of it; give it to the loader too")
+
+    def _check(self, stats: SampleStats) -> None:
+        self._check_values(stats)
         numbers = [number for number, _, _ in stats.refused]
         if len(stats.source):
             numbers.append(int(stats.source.view(np.uint32).max()))  # a negative one is a large one then

@@ -93,19 +93,17 @@ class Tallies:
 
     def update(self, ints: Ints, source: Ints, stats: SampleStats) -> None:
         """Take in a batch; `ints` is int64[sources, 9], `source` is `stats.source` as int64."""
-        n, sources = len(source), len(ints)
-        columns = np.empty((_PASS, n), np.int64)
-        columns[_SAMPLES] = stats.first
-        columns[_DOCUMENTS] = 1
-        columns[_TOKENS] = stats.tokens
-        columns[_SUPERVISED] = stats.supervised
-        columns[_TRUNCATED] = stats.cut > 0
-        columns[_CUT] = stats.cut
-        columns[_TURNS] = stats.turns
-        cells = (source * _PASS + np.arange(_PASS)[:, None]).reshape(-1)
+        groups = len(ints)
+        documents = np.bincount(source, minlength=groups)
+        ints[:, _DOCUMENTS] += documents
+        ints[:, _SAMPLES] += documents - np.bincount(source[~stats.first], minlength=groups)
         # Sums of float64 are exact below 2**53, far more than the tokens of a batch.
-        sums = np.bincount(cells, columns.reshape(-1), sources * _PASS)
-        ints[:, :_PASS] += sums.astype(np.int64).reshape(sources, _PASS)
+        for column, values in ((_TOKENS, stats.tokens), (_SUPERVISED, stats.supervised), (_TURNS, stats.turns)):
+            ints[:, column] += np.bincount(source, values, groups).astype(np.int64)
+        cut = stats.cut.nonzero()[0]
+        if len(cut):
+            ints[:, _TRUNCATED] += np.bincount(source[cut], minlength=groups)
+            ints[:, _CUT] += np.bincount(source[cut], stats.cut[cut], groups).astype(np.int64)
         np.maximum.at(ints[:, _PASS], source, stats.pass_index)
         np.maximum.at(ints[:, _LONGEST], source, stats.tokens)
 

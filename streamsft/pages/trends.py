@@ -29,7 +29,8 @@ def whole_charts(runs: Sequence[Run]) -> list[Chart]:
                {"train/data_wait_seconds": ""}, "seconds", {"rangemode": "tozero"}),
         _whole("ready", "Batches ready", "How many the background thread had ready when a step asked.", runs,
                {"train/prefetch_depth": ""}, "batches", {"rangemode": "tozero"}),
-        _whole("rate", "Learning rate", "Of the step of each record.", runs, {"train/lr": ""}, "", {"exponentformat": "e"}),
+        _whole("rate", "Learning rate", "Of the step of each record.", runs,
+               {"train/lr": ""}, "", {"exponentformat": "e"}),
     ]  # fmt: skip
     return [chart for chart in made if chart.traces]
 
