@@ -173,6 +173,10 @@ def preview(
     Packs are decoded, with documents bordered and supervised tokens coloured. With --row, one row's rendered text,
     spans, tokens and mask, or why it was rejected. With --html, a page to search and to look at tokens one by one.
     """
+    if row is not None and html is not None:
+        from streamsft.errors import ConfigError
+
+        raise ConfigError("--html shows packs, --row one row; give one of them")
     if row is not None:
         from streamsft.commands.preview_row import preview_row
 

@@ -69,6 +69,7 @@ class Aggregator:
         self._pending = Ledger(self._schema.layout)
         self._totals = Ledger(self._schema.layout)
         self._interval = Ledger(self._schema.layout)
+        self._drawn: dict[str, Buckets] | None = None
         self._waiting: list[SampleStats] = []
         self._slots = 0
         self._checked = False
@@ -107,7 +108,9 @@ class Aggregator:
         Built in are ``<prefix><source or mix node>/length``, ``…/share_supervised`` and ``…/supervised_turns``; of
         metrics of one's own, those reduced by `Quantiles` or `Histogram`, under their names.
         """
-        return self._schema.histograms(self._interval)
+        if self._drawn is None:
+            self._drawn = self._schema.histograms(self._interval)
+        return self._drawn
 
     def update(self, stats: SampleStats) -> None:
         """Take in the statistics of a batch (or micro-batch) of this rank. Local.
@@ -139,7 +142,7 @@ class Aggregator:
             built_in.Tallies().update(parts[0][0], source, stats)
             built_in.LENGTHS.update(*parts[1], source, stats.tokens.astype(np.float64))
             parts[2][0][0] += (stats.packs, stats.slots)
-            built_in.SHARES.update(*parts[3], source, stats.supervised / stats.tokens)
+            built_in.SHARES.update(*parts[3], source, stats.supervised / np.maximum(stats.tokens, 1))
             built_in.TURNS.update(*parts[4], source, stats.turns.astype(np.float64))
             for number, reason, count in stats.refused:
                 entry = self._schema.reasons.get(reason, self._schema.reasons[built_in.OTHER])
@@ -182,7 +185,7 @@ class Aggregator:
         delta = self._gather()
         self._totals.merge(delta)
         self._pending.clear()
-        self._interval = delta
+        self._interval, self._drawn = delta, None
         return (
             self._schema.constants(asked or {})
             | self._schema.rejections(self._totals, delta)
@@ -222,7 +225,7 @@ class Aggregator:
         self._use(schema)
         self._exchange.change(schema.layout)
         self._totals = totals
-        self._interval = Ledger(schema.layout)
+        self._interval, self._drawn = Ledger(schema.layout), None
         self._forget_waiting()
         self._pending = pending if self._exchange.comm.rank == 0 else Ledger(schema.layout)
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+from streamsft.cli import app
 from streamsft.commands.preview import preview
 from streamsft.pages.packs import pieces
 from streamsft.text.backend import Backend, load_tokenizer
@@ -82,6 +84,12 @@ def test_documents_are_on_the_page_token_by_token_and_can_be_searched(tmp_path: 
         assert "assistant" in "".join(tab.locator(".current").all_text_contents())
         tab.locator("#search input").fill("no such words")
         assert tab.locator("#count").text_content() == "not found"
+
+
+def test_a_page_shows_packs_not_one_row(tmp_path: Path) -> None:
+    arguments = ["preview", "none.yaml", "--row", "a:1", "--html", str(tmp_path / "p.html")]
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stderr) == (2, "error: --html shows packs, --row one row; give one of them\n")
 
 
 def test_without_a_tokenizer_the_ids_are_shown(tmp_path: Path) -> None:
