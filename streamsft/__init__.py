@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streamsft.commands.inspect import StoreReport as StoreReport, inspect as inspect
     from streamsft.commands.preview import preview as preview
     from streamsft.commands.preview_row import preview_row as preview_row
+    from streamsft.commands.report import report as report
     from streamsft.commands.tokenize import tokenize as tokenize
     from streamsft.commands.train import train as train
     from streamsft.commands.validate import validate as validate
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     )
     from streamsft.metrics.aggregator import Aggregator as Aggregator
     from streamsft.metrics.console import ConsoleSink as ConsoleSink
+    from streamsft.metrics.histograms import Buckets as Buckets, Histogram as Histogram
     from streamsft.metrics.metric import Metric as Metric
+    from streamsft.metrics.mlflow_sink import MlflowSink as MlflowSink
     from streamsft.metrics.quantiles import Quantiles as Quantiles
     from streamsft.metrics.reducers import (
         Counts as Counts,
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
         Sum as Sum,
     )
     from streamsft.metrics.sinks import (
+        GuardedSink as GuardedSink,
+        HistogramSink as HistogramSink,
         JsonlSink as JsonlSink,
         Sink as Sink,
         TensorBoardSink as TensorBoardSink,
@@ -77,6 +82,8 @@ if TYPE_CHECKING:
         SampleStats as SampleStats,
         SourceInfo as SourceInfo,
     )
+    from streamsft.metrics.trackio_sink import TrackioSink as TrackioSink
+    from streamsft.metrics.wandb_sink import WandbSink as WandbSink
     from streamsft.order.keys import (
         derive_key as derive_key,
         hash64 as hash64,
@@ -129,6 +136,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.commands.init": ("init",),
     "streamsft.commands.preview": ("preview",),
     "streamsft.commands.preview_row": ("preview_row",),
+    "streamsft.commands.report": ("report",),
     "streamsft.commands.tokenize": ("tokenize",),
     "streamsft.commands.train": ("train",),
     "streamsft.commands.validate": ("validate",),
@@ -147,11 +155,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "streamsft.metrics.aggregator": ("Aggregator",),
     "streamsft.metrics.console": ("ConsoleSink",),
+    "streamsft.metrics.histograms": ("Buckets", "Histogram"),
     "streamsft.metrics.metric": ("Metric",),
     "streamsft.metrics.quantiles": ("Quantiles",),
     "streamsft.metrics.reducers": ("Counts", "Max", "Mean", "Min", "Reducer", "Std", "Sum"),
-    "streamsft.metrics.sinks": ("JsonlSink", "Sink", "TensorBoardSink"),
+    "streamsft.metrics.mlflow_sink": ("MlflowSink",),
+    "streamsft.metrics.sinks": ("GuardedSink", "HistogramSink", "JsonlSink", "Sink", "TensorBoardSink"),
     "streamsft.metrics.stats": ("SampleStats", "SourceInfo"),
+    "streamsft.metrics.trackio_sink": ("TrackioSink",),
+    "streamsft.metrics.wandb_sink": ("WandbSink",),
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
     "streamsft.order.permutation": ("permute",),
     "streamsft.sources.base": ("Source",),

@@ -15,7 +15,7 @@ from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
-from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from streamsft.metrics.sinks import GuardedSink, JsonlSink, Sink, TensorBoardSink
 from streamsft.sources.base import Source
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import StreamingSource
@@ -25,7 +25,7 @@ from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.stream.weights import parsed, value_at
 from streamsft.text.summary import SourceSummary
-from streamsft.training.settings import RUN_METRICS, TrainSettings
+from streamsft.training.settings import DATA_METRICS, RUN_METRICS, TrainSettings
 from streamsft.types import Shard
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def build_aggregator(config: Config, loader: Loader, metrics: Sequence[Metric], 
     return Aggregator(
         loader.sources,
         metrics,
-        {} if config.train.model == "none" else RUN_METRICS,
+        DATA_METRICS if config.train.model == "none" else RUN_METRICS,
         builtin=config.metrics.builtin,
         prefix=config.metrics.prefix,
         comm=comm,
@@ -115,19 +115,41 @@ def build_settings(config: Config) -> TrainSettings:
 
 
 def build_sinks(config: Config, *, quiet: bool = False, console: Console | None = None) -> list[Sink]:
-    """Where the records of a run of `config` are written: metrics.jsonl, the console, and what the config adds."""
+    """Where the records of a run of `config` are written: metrics.jsonl, the console, and what the config adds.
+
+    Only a failure of metrics.jsonl ends the run; the others are guarded.
+
+    Raises:
+        ConfigError: the package of a sink is not installed.
+    """
     assert config.train.run_dir is not None
     run_dir = Path(config.train.run_dir)
-    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl")]
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", run_dir / "histograms.jsonl")]
     if not quiet:
         from streamsft.metrics.console import ConsoleSink
 
-        sinks.append(ConsoleSink(console, prefix=config.metrics.prefix))
-    for sink in dict.fromkeys(config.metrics.sinks):
-        match sink:
-            case "tensorboard":
-                sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+        sinks.append(GuardedSink(ConsoleSink(console, prefix=config.metrics.prefix), "console"))
+    sinks += [GuardedSink(_sink(name, config, run_dir), name) for name in dict.fromkeys(config.metrics.sinks)]
     return sinks
+
+
+def _sink(name: str, config: Config, run_dir: Path) -> Sink:
+    project, record = config.metrics.project, config.model_dump(mode="json")
+    match name:
+        case "wandb":
+            from streamsft.metrics.wandb_sink import WandbSink
+
+            return WandbSink(run_dir, project=project, config=record)
+        case "mlflow":
+            from streamsft.metrics.mlflow_sink import MlflowSink
+
+            return MlflowSink(run_dir, project=project, config=record)
+        case "trackio":
+            from streamsft.metrics.trackio_sink import TrackioSink
+
+            return TrackioSink(run_dir, project=project, config=record)
+        case _:
+            return TensorBoardSink(run_dir / "tensorboard")
 
 
 @final

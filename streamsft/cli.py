@@ -5,6 +5,7 @@ What all commands have in common, errors, exit codes and ``--json``, is in `stre
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -129,21 +130,30 @@ def preview(
     row: Annotated[
         str | None, typer.Option("--row", metavar="SOURCE:ROW", help="Show one row of a source's input instead.")
     ] = None,
-    packs: Annotated[int, typer.Option("--packs", "-n", metavar="N", min=0, help="How many packs to show.")] = 2,
+    packs: Annotated[
+        int | None,
+        typer.Option("--packs", "-n", metavar="N", min=0, help="How many packs to show; by default 2, in a page 8."),
+    ] = None,
     draws: Annotated[
         int, typer.Option("--draws", metavar="N", min=1, help="How many draws to plan for the mix.")
     ] = 10_000,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the packs to a page instead of printing them.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Outcome:
     """Show the pipeline, the mix and some packs.
 
     Packs are decoded, with documents bordered and supervised tokens coloured. With --row, one row's rendered text,
-    spans, tokens and mask, or why it was rejected.
+    spans, tokens and mask, or why it was rejected. With --html, a page to search and to look at tokens one by one.
     """
     from streamsft.commands.console import make_console
     from streamsft.commands.jsonviews import preview_view, row_view
+    from streamsft.errors import ConfigError
 
+    if row is not None and html is not None:
+        raise ConfigError("--html shows packs, --row one row; give one of them")
     console = make_console(stderr=as_json)
     if row is not None:
         from streamsft.commands.preview_row import preview_row
@@ -152,7 +162,8 @@ def preview(
         return Outcome({"command": "preview", "ok": True, **row_view(row, reason)})
     from streamsft.commands.preview import preview
 
-    survey = preview(config, overrides=overrides or (), packs=packs, draws=draws, console=console)
+    shown = packs if packs is not None else 8 if html is not None else 2
+    survey = preview(config, overrides=overrides or (), packs=shown, draws=draws, html=html, console=console)
     return Outcome({"command": "preview", "ok": True, **preview_view(survey)})
 
 
@@ -196,6 +207,34 @@ def train(
 
 for register in (cli_ahead.register, cli_stores.register):
     register(app)
+
+
+@app.command()
+@running("stopped; nothing half-written is left")
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The run's directory, or several to compare.", show_default=False),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The file; by default report.html in the run's directory."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Outcome:
+    """Write a page about a run, or one that compares runs.
+
+    One file that opens offline: the mix over time, tokens, passes, lengths, packing, rows that are not used,
+    throughput, loss, resumes and edits of the mix, the config.
+    """
+    from streamsft.commands.report import report
+
+    page = report(runs, out)
+    if not as_json:
+        print(page)
+    return Outcome({"command": "report", "ok": True, "page": page})
 
 
 @app.command()

@@ -37,6 +37,7 @@ JSON_KEYS = {
         "rows), `median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
     ),
     "convert": "of the new store, the same as of `inspect`",
+    "report": "`page`: where it was written",
     "version": "`versions`: by name",
 }
 """What ``--json`` prints of each command, beside what all have."""

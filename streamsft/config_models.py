@@ -190,10 +190,13 @@ class MetricsConfig(_Section):
 
     log_every: Positive = 10
     """Steps between two records."""
-    sinks: list[Literal["tensorboard"]] = Field(default_factory=list)
-    """Where records go besides metrics.jsonl and the console."""
+    sinks: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = Field(default_factory=list)
+    """Where records go besides metrics.jsonl and the console. Each needs the extra of its name (tensorboard: train)."""
+    project: str | None = None
+    """Project in W&B and trackio, experiment in MLflow; by default what their environment variables say, or
+    streamsft."""
     builtin: bool = True
-    """Record samples, tokens, shares, lengths and packing efficiency per source and group."""
+    """Record samples, tokens, shares, distributions and packing efficiency per source and group."""
     prefix: str = "data_"
     """What the keys of data metrics begin with."""
 

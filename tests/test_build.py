@@ -18,6 +18,7 @@ from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError, EmptySourceError, StoreError, TokenizerError
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.reducers import Counts, Mean
+from streamsft.metrics.sinks import GuardedSink
 from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.text.conversation import RowRejected
@@ -249,9 +250,13 @@ def test_training_needs_steps_and_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_the_sinks_of_a_run_write_nothing_before_the_first_record(tmp_path: Path) -> None:
-    config = load_config(small_config(tmp_path, metrics={"sinks": ["tensorboard"]}))
+    names = ["tensorboard", "wandb", "mlflow", "trackio"]
+    for name in names:
+        pytest.importorskip(name)
+    config = load_config(small_config(tmp_path, metrics={"sinks": [*names, "mlflow"], "project": "p"}))
     sinks = build_sinks(config, quiet=True)
-    assert len(sinks) == 2
+    assert [sink.name for sink in sinks if isinstance(sink, GuardedSink)] == names
+    assert len(sinks) == 1 + len(names)
     assert not (tmp_path / "run").exists()
     sinks[0].write(3, 1.5, {"train/loss": 2.0})
     sinks[0].close()

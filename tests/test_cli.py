@@ -18,7 +18,7 @@ from streamsft.cli_docs import JSON_KEYS
 from tests.pipelines import demo_files, small_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "version")
+COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "report", "version")
 runner = CliRunner()
 
 

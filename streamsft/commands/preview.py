@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from rich import box
@@ -23,6 +25,8 @@ from streamsft.config import ConfigLike, load_config
 from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
+from streamsft.pages.packs import packs_page
+from streamsft.pages.shell import write_page
 from streamsft.shown import counted
 from streamsft.stream.packer import Packer
 from streamsft.types import Pack, Sample
@@ -75,6 +79,7 @@ def preview(
     metrics: Sequence[Metric] = (),
     packs: int = 2,
     draws: int = 10_000,
+    html: str | os.PathLike[str] | None = None,
     console: Console | None = None,
 ) -> Survey:
     """Print a config's sources, its pipeline, the mix asked for and realised, and its first packs.
@@ -88,6 +93,7 @@ def preview(
         metrics: numbers to take of each sample drawn, and to print.
         packs: how many packs to print.
         draws: samples to draw for the realised mix and the packing efficiency.
+        html: a file to write the packs to, as a page that opens offline, instead of printing them.
         console: where to print; standard output by default.
 
     Returns:
@@ -113,6 +119,10 @@ def preview(
     )
     if metrics:
         console.print(_metrics_table(built, draws))
+    if html is not None:
+        _write_page(Path(html), shown, encoders, " + ".join(sources))
+        console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+        return survey
     decode = encoders.backend.decode if encoders.backend is not None else _numbers
     for number, pack in enumerate(shown):
         _print_pack(console, number, pack, decode)
@@ -129,6 +139,13 @@ def _draw(packer: Packer, packs: int, draws: int) -> tuple[Survey, list[Pack]]:
         if survey.samples.total() >= draws and len(shown) >= packs:
             break
     return survey, shown
+
+
+def _write_page(path: Path, packs: Sequence[Pack], encoders: Encoders, title: str) -> None:
+    backend = encoders.backend
+    decode = None if backend is None else backend.decode
+    control = frozenset() if backend is None else backend.control
+    write_page(path, packs_page(packs, decode=decode, control=control, title=title))
 
 
 def _mix_table(built: Built, survey: Survey) -> Table:

@@ -11,6 +11,7 @@ from streamsft.comm import Comm, LocalComm
 from streamsft.errors import MetricError, StateError
 from streamsft.metrics import builtin as built_in, saved
 from streamsft.metrics.exchange import Exchange
+from streamsft.metrics.histograms import Buckets
 from streamsft.metrics.ledger import Ledger
 from streamsft.metrics.metric import Metric, checked_metrics
 from streamsft.metrics.record import INTERVAL, TOTAL, Schema
@@ -20,6 +21,8 @@ from streamsft.metrics.stats import SampleStats, SourceInfo, by_name
 __all__ = ["Aggregator"]
 
 _VERSION = 1
+_BATCHES, _SLOTS = 64, 2**22
+"""Batches, and the slots in them, that are taken in together; what they hold stays in memory until then."""
 
 
 @final
@@ -29,6 +32,8 @@ class Aggregator:
     Each rank feeds in what it sees (`update`, `observe`); at a log step all ranks call `log`, which merges what
     came since the last one over all ranks and returns the same record everywhere. Whatever each rank has seen,
     the record equals that of one process which saw it all: counts exactly, sums to 1e-12, quantiles within 1 %.
+
+    What batches tell is taken in many at a time, which is what keeps it cheap; a record misses none of it.
 
     Keys: ``<prefix><source or mix node>/<metric>`` and ``data/<metric>`` (the prefix without its trailing
     underscore) since the run began, with ``_interval`` appended for the same since the last log step. A run
@@ -63,6 +68,11 @@ class Aggregator:
         self._use(Schema(by_name(given), checked_metrics(metrics), dict(run_metrics or {}), builtin, prefix))
         self._pending = Ledger(self._schema.layout)
         self._totals = Ledger(self._schema.layout)
+        self._interval = Ledger(self._schema.layout)
+        self._drawn: dict[str, Buckets] | None = None
+        self._waiting: list[SampleStats] = []
+        self._slots = 0
+        self._checked = False
         self._exchange = Exchange(comm or LocalComm(), self._schema.layout)
 
     def _use(self, schema: Schema) -> None:
@@ -81,25 +91,63 @@ class Aggregator:
         """All-gathers made so far: one for each `log` and each `gather_state`."""
         return self._exchange.collectives
 
+    @property
+    def root(self) -> str:
+        """What stands before the slash in the keys of the whole run's data, ``data`` by default."""
+        return self._schema.root
+
+    @property
+    def run_metrics(self) -> Mapping[str, Reducer]:
+        """The declared numbers that are not of a sample."""
+        return self._schema.run_metrics
+
+    @property
+    def histograms(self) -> dict[str, Buckets]:
+        """The distributions of what came between the last two log steps, by key, the same on all ranks. Local.
+
+        Built in are ``<prefix><source or mix node>/length``, ``…/share_supervised`` and ``…/supervised_turns``; of
+        metrics of one's own, those reduced by `Quantiles` or `Histogram`, under their names.
+        """
+        if self._drawn is None:
+            self._drawn = self._schema.histograms(self._interval)
+        return self._drawn
+
     def update(self, stats: SampleStats) -> None:
         """Take in the statistics of a batch (or micro-batch) of this rank. Local.
 
         Raises:
-            MetricError: a metric's values are missing, or a source index is out of range.
+            MetricError: a metric's values are missing, or a source index is out of range, in this batch or, at the
+                latest at the next `log`, in one before.
         """
-        self._check_numbers(stats)
+        if not self._checked:
+            self._check(stats)
+            self._checked = True
+        self._waiting.append(stats)
+        self._slots += stats.slots
+        if len(self._waiting) >= _BATCHES or self._slots >= _SLOTS:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Count what the batches since the last time told."""
+        if not self._waiting:
+            return
+        for one in self._waiting:
+            self._check_values(one)
+        stats = SampleStats.join(self._waiting)
+        self._forget_waiting()
+        self._check(stats)
         source = self._rows[stats.source]
         parts = self._pending.parts
         if self._schema.builtin:
             built_in.Tallies().update(parts[0][0], source, stats)
             built_in.LENGTHS.update(*parts[1], source, stats.tokens.astype(np.float64))
             parts[2][0][0] += (stats.packs, stats.slots)
+            built_in.SHARES.update(*parts[3], source, stats.supervised / np.maximum(stats.tokens, 1))
+            built_in.TURNS.update(*parts[4], source, stats.turns.astype(np.float64))
             for number, reason, count in stats.refused:
                 entry = self._schema.reasons.get(reason, self._schema.reasons[built_in.OTHER])
                 parts[entry][0][self._rows[number], 0] += count
         for i, (metric, reducer) in enumerate(self._schema.user, self._schema.first_user):
-            if metric.name not in stats.values:
-                raise MetricError(f"metric {metric.name!r}: the batch has no values of it; give it to the loader too")
             reducer.update(*parts[i], source, stats.values[metric.name])
 
     def observe(self, name: str, value: float, weight: float = 1.0) -> None:
@@ -124,8 +172,12 @@ class Aggregator:
         else:
             raise MetricError(f"run metric {name!r}: only Mean takes weights, this is {reducer.layout}")
 
-    def log(self) -> dict[str, float]:
+    def log(self, asked: Mapping[str, float] | None = None) -> dict[str, float]:
         """The record of this log step, the same on all ranks. Collective: one all-gather.
+
+        Args:
+            asked: the share of each source that the weights ask for at this step (`Packer.shares`); by default what
+                `SourceInfo.weight` says.
 
         Raises:
             MetricError: ranks declare different sources or metrics; raised on all of them.
@@ -133,8 +185,9 @@ class Aggregator:
         delta = self._gather()
         self._totals.merge(delta)
         self._pending.clear()
+        self._interval, self._drawn = delta, None
         return (
-            self._schema.constants()
+            self._schema.constants(asked or {})
             | self._schema.rejections(self._totals, delta)
             | self._schema.numbers(self._totals, "", TOTAL)
             | self._schema.numbers(delta, INTERVAL, "")
@@ -172,14 +225,27 @@ class Aggregator:
         self._use(schema)
         self._exchange.change(schema.layout)
         self._totals = totals
+        self._interval, self._drawn = Ledger(schema.layout), None
+        self._forget_waiting()
         self._pending = pending if self._exchange.comm.rank == 0 else Ledger(schema.layout)
 
-    def _check_numbers(self, stats: SampleStats) -> None:
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._slots = 0
+
+    def _check_values(self, stats: SampleStats) -> None:
+        for metric in self._schema.metrics:
+            if metric.name not in stats.values:
+                raise MetricError(f"metric {metric.name!r}: the batch has no values of it; give it to the loader too")
+
+    def _check(self, stats: SampleStats) -> None:
+        self._check_values(stats)
         numbers = [number for number, _, _ in stats.refused]
         if len(stats.source):
-            numbers += [int(stats.source.min()), int(stats.source.max())]
+            numbers.append(int(stats.source.view(np.uint32).max()))  # a negative one is a large one then
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._names):
             raise MetricError(f"a batch has source index {max(numbers)}, but there are {len(self._names)} sources")
 
     def _gather(self) -> Ledger:
+        self._take_in()
         return Ledger.merged(self._schema.layout, self._exchange.gather(self._pending.vector()))

@@ -8,15 +8,19 @@ tokens                tokens in batches, padding not included
 supervised_tokens     of these, tokens with a label
 passes                how often its drawable rows have come, on average; else (rows unknown) the pass it is in
 length_mean, _max     document length in tokens, after overflow; also _p50 and _p95 (within 1 %)
+share_supervised_p50  share of a document's tokens that have a label, and _p95, in steps of 0.02
+supervised_turns_mean stretches of labelled tokens in a document, as many as it has messages that are trained on unless
+                      two follow each other; also _p50 and _p95 (exact up to 16, then in steps)
 truncated             documents that were cut, and truncated_tokens, what was cut off
 share_samples         share of all samples so far, and share_tokens, of all tokens
-share_asked           share that the weights ask for, of samples or of tokens as the mix counts them
+share_asked           share that the weights ask for at the step, of samples or of tokens as the mix counts them
 rejected              rows of the input that could not be used, and rejected_<reason>; known from the start, but of
                       streaming sources counted in each pass as they are read, under ``other`` if not declared
 dropped               stored rows of which the overflow policy leaves nothing, and dropped_<reason> (fixed as well)
 ===================== ==============================================================================================
 
-For the whole run (``data/…``): samples, tokens, supervised_tokens, packs, packing_efficiency (tokens per slot).
+For the whole run (``data/…``): samples, documents (each fragment of a split row is one), tokens, supervised_tokens,
+packs, slots, packing_efficiency (tokens per slot), documents_per_pack.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from streamsft.metrics.histograms import Histogram
 from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.stats import SampleStats, SourceInfo
 from streamsft.types import Floats, Ints
@@ -36,6 +41,8 @@ __all__ = [
     "NAMES",
     "OTHER",
     "RUN_NAMES",
+    "SHARES",
+    "TURNS",
     "Refusals",
     "Slots",
     "Tallies",
@@ -45,30 +52,39 @@ __all__ = [
 ]
 
 LENGTHS = Quantiles(1, 2**20)
+SHARES = Histogram(tuple(n / 50 for n in range(51)))
+TURNS = Histogram((*range(-1, 17), 20, 24, 32, 48, 64, 96, 128, 192, 256))
 NAMES = (
     *("samples", "tokens", "supervised_tokens", "passes", "truncated", "truncated_tokens", "rejected", "dropped"),
     *("length_mean", "length_max", "length_p50", "length_p95", "share_samples", "share_tokens", "share_asked"),
+    *("share_supervised_p50", "share_supervised_p95"),
+    *("supervised_turns_mean", "supervised_turns_p50", "supervised_turns_p95"),
 )
 OTHER = "other"
-RUN_NAMES = ("samples", "tokens", "supervised_tokens", "packs", "packing_efficiency")
-_SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _PASS, _LONGEST = range(8)
+RUN_NAMES = (
+    *("samples", "documents", "tokens", "supervised_tokens", "packs", "slots"),
+    *("packing_efficiency", "documents_per_pack"),
+)
+_SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _TURNS, _PASS, _LONGEST = range(9)
 
 
 @final
 class Tallies:
     """Whole numbers per source, updated from a batch's statistics in one go."""
 
-    ints: ClassVar[int] = 8
+    ints: ClassVar[int] = 9
     floats: ClassVar[int] = 0
-    layout: ClassVar[str] = "Tallies()"
+    layout: ClassVar[str] = "Tallies(9)"
     suffixes: ClassVar[tuple[str, ...]] = (
         "samples",
+        "documents",
         "tokens",
         "supervised_tokens",
         "length_mean",
         "length_max",
         "truncated",
         "truncated_tokens",
+        "supervised_turns_mean",
         "last_pass",
     )
 
@@ -76,19 +92,18 @@ class Tallies:
         return np.zeros((groups, self.ints), np.int64), np.zeros((groups, 0))
 
     def update(self, ints: Ints, source: Ints, stats: SampleStats) -> None:
-        """Take in a batch; `ints` is int64[sources, 8], `source` is `stats.source` as int64."""
-        n, sources = len(source), len(ints)
-        columns = np.empty((6, n), np.int64)
-        columns[_SAMPLES] = stats.first
-        columns[_DOCUMENTS] = 1
-        columns[_TOKENS] = stats.tokens
-        columns[_SUPERVISED] = stats.supervised
-        columns[_TRUNCATED] = stats.cut > 0
-        columns[_CUT] = stats.cut
-        cells = (source * 6 + np.arange(6)[:, None]).reshape(-1)
+        """Take in a batch; `ints` is int64[sources, 9], `source` is `stats.source` as int64."""
+        groups = len(ints)
+        documents = np.bincount(source, minlength=groups)
+        ints[:, _DOCUMENTS] += documents
+        ints[:, _SAMPLES] += documents - np.bincount(source[~stats.first], minlength=groups)
         # Sums of float64 are exact below 2**53, far more than the tokens of a batch.
-        sums = np.bincount(cells, columns.reshape(-1), sources * 6)
-        ints[:, :6] += sums.astype(np.int64).reshape(sources, 6)
+        for column, values in ((_TOKENS, stats.tokens), (_SUPERVISED, stats.supervised), (_TURNS, stats.turns)):
+            ints[:, column] += np.bincount(source, values, groups).astype(np.int64)
+        cut = stats.cut.nonzero()[0]
+        if len(cut):
+            ints[:, _TRUNCATED] += np.bincount(source[cut], minlength=groups)
+            ints[:, _CUT] += np.bincount(source[cut], stats.cut[cut], groups).astype(np.int64)
         np.maximum.at(ints[:, _PASS], source, stats.pass_index)
         np.maximum.at(ints[:, _LONGEST], source, stats.tokens)
 
@@ -97,9 +112,10 @@ class Tallies:
         np.maximum(ints[:, _PASS:], other_ints[:, _PASS:], out=ints[:, _PASS:])
 
     def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
-        samples, documents, tokens, supervised, truncated, cut, last_pass, longest = ints.tolist()
+        samples, documents, tokens, supervised, truncated, cut, turns, last_pass, longest = ints.tolist()
         numbers = {
             "samples": samples,
+            "documents": documents,
             "tokens": tokens,
             "supervised_tokens": supervised,
             "truncated": truncated,
@@ -107,6 +123,7 @@ class Tallies:
         }
         if documents:
             numbers |= {"length_mean": tokens / documents, "length_max": longest, "last_pass": last_pass}
+            numbers["supervised_turns_mean"] = turns / documents
         return numbers
 
 
@@ -148,9 +165,14 @@ class Refusals:
         return {"rows": int(ints[0])}
 
 
-def constants(members: Sequence[SourceInfo]) -> dict[str, float]:
-    """What is known about one source, or about those of a mix node, before anything is drawn."""
-    numbers: dict[str, float] = {"share_asked": sum(s.weight for s in members)}
+def constants(members: Sequence[SourceInfo], asked: Mapping[str, float]) -> dict[str, float]:
+    """What is known about one source, or about those of a mix node, before anything is drawn.
+
+    Args:
+        members: the sources.
+        asked: the shares asked for at the step, by source; those that are not in it have their `weight`.
+    """
+    numbers: dict[str, float] = {"share_asked": sum(asked.get(s.name, s.weight) for s in members)}
     dropped = _added(s.dropped for s in members)
     numbers["dropped"] = sum(dropped.values())
     return numbers | {f"dropped_{reason}": dropped[reason] for reason in sorted(dropped)}

@@ -10,12 +10,15 @@ from typing import TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from streamsft.errors import MetricError
 from streamsft.metrics.reducers import Mergeable
 from streamsft.types import Floats, Ints
 
 __all__ = ["Entry", "Layout", "Ledger", "fold"]
 
 T = TypeVar("T", bound=np.generic)
+
+_MOST = 2**32 - 1
 
 
 @final
@@ -57,6 +60,10 @@ class Layout:
             self.float_slices.append(slice(floats, floats + groups * e.reducer.floats))
             ints, floats = self.int_slices[-1].stop, self.float_slices[-1].stop
         self.ints, self.floats = ints, floats
+        counting = [np.full(s.stop - s.start, _counts(e)) for e, s in zip(self.entries, self.int_slices, strict=True)]
+        self.narrow = np.flatnonzero(np.concatenate([np.zeros(0, np.bool_), *counting]))
+        """Which whole numbers travel in 32 bits: those that count values, of which an interval never has so many."""
+        self.wide = np.setdiff1d(np.arange(ints), self.narrow)
         zeros = [e.reducer.zero(len(e.groups)) for e in self.entries]
         self.zero_ints = np.concatenate([np.zeros(0, np.int64), *(z[0].reshape(-1) for z in zeros)])
         self.zero_floats = np.concatenate([np.zeros(0), *(z[1].reshape(-1) for z in zeros)])
@@ -91,14 +98,29 @@ class Ledger:
             e.reducer.merge(*mine, *theirs)
 
     def vector(self) -> Ints:
-        """Everything as int64[1 + ints + floats]: the layout's hash, the whole numbers, the floats' bits."""
-        return np.concatenate([np.array([self.layout.hash], np.int64), self.ints, self.floats.view(np.int64)])
+        """Everything as int64[n]: the layout's hash, whole numbers, counts two in one, the floats' bits.
+
+        Raises:
+            MetricError: a count does not fit 32 bits.
+        """
+        counts = self.ints[self.layout.narrow]
+        if counts.max(initial=0) > _MOST:
+            raise MetricError(f"more than {_MOST:,} values of a metric since the last log step; log more often")
+        pairs = np.zeros(2 * ((len(counts) + 1) // 2), np.uint32)
+        pairs[: len(counts)] = counts
+        head = np.array([self.layout.hash], np.int64)
+        return np.concatenate([head, self.ints[self.layout.wide], pairs.view(np.int64), self.floats.view(np.int64)])
 
     @staticmethod
     def merged(layout: Layout, vectors: Ints) -> Ledger:
         """The states of several ranks, int64[ranks, …] as `vector` makes them, merged into one."""
-        ints = vectors[:, 1 : 1 + layout.ints]
-        floats = np.ascontiguousarray(vectors[:, 1 + layout.ints :]).view(np.float64)
+        counts = len(layout.narrow)
+        behind = 1 + len(layout.wide) + (counts + 1) // 2
+        pairs = np.ascontiguousarray(vectors[:, 1 + len(layout.wide) : behind]).view(np.uint32)
+        floats = np.ascontiguousarray(vectors[:, behind:]).view(np.float64)
+        ints = np.empty((len(vectors), layout.ints), np.int64)
+        ints[:, layout.wide] = vectors[:, 1 : 1 + len(layout.wide)]
+        ints[:, layout.narrow] = pairs[:, :counts]
         result = Ledger(layout)
         for k, e in enumerate(layout.entries):
             shape = (len(vectors), len(e.groups))
@@ -126,3 +148,8 @@ def fold(reducer: Mergeable, ints: Ints, floats: Floats) -> tuple[Ints, Floats]:
 def _flat(states: NDArray[T]) -> NDArray[T]:
     """[n, groups, slots] → [n * groups, slots]."""
     return states.reshape(states.shape[0] * states.shape[1], states.shape[2])
+
+
+def _counts(entry: Entry) -> bool:
+    """Whether all whole numbers of the entry's states count values."""
+    return bool(getattr(entry.reducer, "counting", False))

@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 
 from streamsft.errors import MetricError
+from streamsft.metrics.histograms import Buckets
 from streamsft.types import Floats, Ints
 
 __all__ = ["Quantiles"]
@@ -22,6 +23,7 @@ __all__ = ["Quantiles"]
 _ERROR = 0.01
 _COUNT, _NEGATIVE, _ZERO, _SMALL, _FIRST = range(5)  # int slots; the buckets follow, then the one for too large
 _MIN, _MAX, _BUFFER = range(3)  # float slots; the buffer takes all that follow
+_DRAWN = 5  # buckets that are drawn as one: steps of 10 %
 
 
 @lru_cache(maxsize=64)
@@ -62,7 +64,7 @@ class Quantiles:
     as the largest value seen, negative ones as the smallest value seen. Zero is zero.
 
     Args:
-        lo, hi: the range in which 1 % holds; 0 < lo < hi. It costs 115 int64 slots per factor of 10.
+        lo, hi: the range in which 1 % holds; 0 < lo < hi. It costs 115 slots per factor of 10.
         points: the quantiles to report, each in [0, 1]; 0.5 is reported as ``p50``.
         exact: up to how many values per group the quantiles are exact.
 
@@ -74,6 +76,8 @@ class Quantiles:
     hi: float
     points: tuple[float, ...] = (0.5, 0.95)
     exact: int = 64
+
+    counting: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "points", tuple(self.points))
@@ -154,3 +158,19 @@ class Quantiles:
             found = np.searchsorted(np.cumsum(ints[_NEGATIVE:]), ranks)
             values = np.clip(levels[found], floats[_MIN], floats[_MAX])
         return dict(zip(self.suffixes, values.tolist(), strict=True))
+
+    def buckets(self, ints: Ints, floats: Floats) -> Buckets | None:
+        """The distribution of one group, in steps of 10 %; None without a value.
+
+        What lies outside [lo, hi] is in buckets of its own: (smallest, 0], (0, lo], (hi, largest].
+        """
+        if not ints[_COUNT]:
+            return None
+        edges, smallest, largest = self._edges, float(floats[_MIN]), float(floats[_MAX])
+        starts = np.arange(0, len(edges) - 1, _DRAWN)
+        inside = np.add.reduceat(ints[_FIRST : _FIRST + len(edges) - 1], starts)
+        below = int(ints[_NEGATIVE] + ints[_ZERO])
+        counts = np.concatenate([[below, ints[_SMALL]], inside, ints[-1:]])
+        low = min(smallest, -1.0) if math.isfinite(smallest) else -1.0
+        high = max(largest, 2 * edges[-1]) if math.isfinite(largest) else 2 * edges[-1]
+        return Buckets.of(np.concatenate([[low, 0.0], edges[starts], edges[-1:], [high]]), counts)

@@ -10,8 +10,10 @@ import numpy as np
 
 from streamsft.errors import MetricError
 from streamsft.metrics import builtin as built_in
+from streamsft.metrics.histograms import Buckets, Histogram
 from streamsft.metrics.ledger import Entry, Layout, Ledger, fold
 from streamsft.metrics.metric import Metric, key_names
+from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.reducers import Mergeable, Reducer
 from streamsft.metrics.stats import SourceInfo
 from streamsft.types import Floats, Ints, check_name
@@ -51,6 +53,8 @@ class Schema:
             Entry("samples", built_in.Tallies(), names),
             Entry("length", built_in.LENGTHS, names),
             Entry("slots", built_in.Slots(), ("",)),
+            Entry("share_supervised", built_in.SHARES, names),
+            Entry("supervised_turns", built_in.TURNS, names),
         ]
         reasons = sorted({check_name(reason, "reason") for s in sources for reason in s.reasons} - {built_in.OTHER})
         self.reasons = {reason: at for at, reason in enumerate([*reasons, built_in.OTHER], len(built))}
@@ -85,13 +89,27 @@ class Schema:
                 record[keys[reducer.layout, part] + run_suffix] = value
         return record
 
-    def constants(self) -> dict[str, float]:
-        """The numbers that are known from the start."""
+    def constants(self, asked: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that are known from the start, and the shares `asked` for at the step."""
         record: dict[str, float] = {}
         for node, members in self.nodes.items() if self.builtin else ():
-            for name, value in built_in.constants([self.sources[i] for i in members]).items():
+            for name, value in built_in.constants([self.sources[i] for i in members], asked).items():
                 record[f"{self.prefix}{node}/{name}"] = value
         return record
+
+    def histograms(self, ledger: Ledger) -> dict[str, Buckets]:
+        """The distributions that `ledger` has values for, per node and of the run, by key."""
+        found: dict[str, Buckets] = {}
+        for entry, part in zip(self.entries, ledger.parts, strict=True):
+            reducer = entry.reducer
+            if not isinstance(reducer, Quantiles | Histogram):
+                continue
+            kind, _, name = entry.metric.rpartition(" ")
+            nodes = {name: [0]} if kind == "run" else {f"{self.prefix}{n}/{name}": m for n, m in self.nodes.items()}
+            for key, members in nodes.items():
+                if buckets := reducer.buckets(*_rolled(reducer, part, members)):
+                    found[key] = buckets
+        return found
 
     def rejections(self, totals: Ledger, delta: Ledger) -> dict[str, float]:
         """The rejected rows: those known from the start, and those refused while reading; of an interval the latter."""
@@ -108,23 +126,27 @@ class Schema:
         return record
 
     def _built_in(self, record: dict[str, float], ledger: Ledger, suffix: str) -> None:
-        tallies, lengths, slots = (e.reducer for e in self.entries[:3])
+        tallies, slots = self.entries[0].reducer, self.entries[2].reducer
+        spreads = {"length": 1, "share_supervised": 3, "supervised_turns": 4}
         packed = slots.result(*(a[0] for a in ledger.parts[2]))
         total = tallies.result(*_rolled(tallies, ledger.parts[0], range(len(self.sources))))
-        whole = {k: total[k] for k in ("samples", "tokens", "supervised_tokens")} | {"packs": packed["packs"]}
+        whole = {k: total[k] for k in ("samples", "documents", "tokens", "supervised_tokens")} | packed
         if packed["slots"]:
             whole["packing_efficiency"] = total["tokens"] / packed["slots"]
+            whole["documents_per_pack"] = total["documents"] / packed["packs"]
         record |= {f"{self.root}/{name}{suffix}": value for name, value in whole.items()}
         for node, members in self.nodes.items():
             tally = tallies.result(*_rolled(tallies, ledger.parts[0], members))
             if suffix != INTERVAL:
                 tally |= built_in.passes([self.sources[i] for i in members], tally)
+            del tally["documents"]
             tally.pop("last_pass", None)
             for what in ("samples", "tokens"):
                 if total[what]:
                     tally[f"share_{what}"] = tally[what] / total[what]
-            spread = lengths.result(*_rolled(lengths, ledger.parts[1], members))
-            tally |= {f"length_{name}": value for name, value in spread.items()}
+            for what, at in spreads.items():
+                spread = self.entries[at].reducer.result(*_rolled(self.entries[at].reducer, ledger.parts[at], members))
+                tally |= {f"{what}_{name}": value for name, value in spread.items()}
             record |= {f"{self.prefix}{node}/{name}{suffix}": value for name, value in tally.items()}
 
     def _check(self, metrics: Sequence[Metric]) -> None:

@@ -23,7 +23,11 @@ __all__ = ["Counts", "Max", "Mean", "Mergeable", "Min", "Reducer", "Std", "Sum"]
 
 
 class Mergeable(Protocol):
-    """A state that can be started, merged and read."""
+    """A state that can be started, merged and read.
+
+    One whose whole numbers only count values may say so by ``counting = True``: they travel between ranks in half
+    the space.
+    """
 
     @property
     def ints(self) -> int:
@@ -229,6 +233,8 @@ class Counts:
     """
 
     categories: tuple[str, ...]
+
+    counting: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         names = tuple(check_name(c, "category") for c in self.categories)

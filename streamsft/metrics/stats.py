@@ -11,7 +11,7 @@ import numpy as np
 from streamsft.errors import StateError
 from streamsft.types import Bools, Floats, Int32s, Ints
 
-__all__ = ["SampleStats", "SourceInfo", "by_name"]
+__all__ = ["SampleStats", "SourceInfo", "by_name", "stretches"]
 
 
 @final
@@ -25,6 +25,7 @@ class SampleStats:
         source: number of the source in `Loader.sources`, the order that the aggregator is given them in, int32[n].
         tokens: tokens of the document in the batch, after truncation or splitting, int64[n].
         supervised: how many of these carry a label, int64[n].
+        turns: stretches of labelled tokens, int64[n].
         cut: tokens that truncation removed, int64[n].
         first: False for the second and later fragments of a split row, bool[n].
         pass_index: how often the source had been gone through before, int64[n].
@@ -37,6 +38,7 @@ class SampleStats:
     source: Int32s
     tokens: Ints
     supervised: Ints
+    turns: Ints
     cut: Ints
     first: Bools
     pass_index: Ints
@@ -59,6 +61,7 @@ class SampleStats:
             source=np.concatenate([p.source for p in parts]),
             tokens=np.concatenate([p.tokens for p in parts]),
             supervised=np.concatenate([p.supervised for p in parts]),
+            turns=np.concatenate([p.turns for p in parts]),
             cut=np.concatenate([p.cut for p in parts]),
             first=np.concatenate([p.first for p in parts]),
             pass_index=np.concatenate([p.pass_index for p in parts]),
@@ -137,3 +140,17 @@ def by_name(sources: Iterable[SourceInfo]) -> tuple[SourceInfo, ...]:
         weight = source.weight + (first.weight if first else 0.0)
         found[source.name] = replace(first or source, weight=weight, reasons=reasons)
     return tuple(found[name] for name in sorted(found))
+
+
+def stretches(labelled: Bools, lengths: Ints) -> Ints:
+    """How many stretches of True each document has, int64[documents].
+
+    Args:
+        labelled: of all documents one after the other, bool[tokens], False on the first token of each.
+        lengths: tokens per document, int64[documents].
+    """
+    begins = (labelled[1:] > labelled[:-1]).nonzero()[0]  # the token behind is the first of a stretch
+    until = begins.searchsorted(lengths.cumsum() - 1)
+    counts = until.copy()
+    counts[1:] -= until[:-1]
+    return counts

@@ -12,13 +12,18 @@ __all__ = ["in_background"]
 T = TypeVar("T")
 
 
-def in_background(start: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
-    """Iterate over ``start()`` in a thread that stays at most `depth` items ahead.
+def in_background(start: Callable[[], Iterator[T]], ahead: int | queue.Queue[T | BaseException]) -> Iterator[T]:
+    """Iterate over ``start()`` in a thread.
 
     The items and their order are those of the iterator. An exception is raised where its item would have
     come. Closing the generator stops the thread.
+
+    Args:
+        start: makes the iterator, in the thread.
+        ahead: how many items the thread stays ahead at most; or an empty queue of that size, for those who want to see
+            how many items wait in it.
     """
-    ready: queue.Queue[T | BaseException] = queue.Queue(maxsize=depth)
+    ready: queue.Queue[T | BaseException] = queue.Queue(ahead) if isinstance(ahead, int) else ahead
     stopped = threading.Event()
 
     def produce() -> None:

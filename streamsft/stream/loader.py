@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -108,9 +109,9 @@ class Loader:
         self._mixes = Mixes(self._plan)
         self._edits: list[dict[str, Any]] = []
         self.skip_steps = checked_stretches(skip_steps)
-        self._step = 0
-        self._data_step = 0
+        self._step = self._data_step = 0
         self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
+        self._ahead: queue.Queue[Batch | BaseException] | None = None
         self._iterations = 0
         self._mid_step = False
 
@@ -127,15 +128,13 @@ class Loader:
     @property
     def info(self) -> Info:
         """The pipeline; printed, it is a tree."""
-        topology = self.topology
-        how = (
-            f"{self.workers} workers" if self.workers else ("a background thread" if self.background else "in process")
-        )
-        detail = (
-            f"{topology.global_batch_size} packs per step, rank {topology.dp.index} of {topology.dp.count} "
-            f"takes {topology.packs}, read by {how}"
-        )
-        return Info("loader", detail, None, (self.packer.info,))
+        how = f"{self.workers} workers" if self.workers else "a background thread" if self.background else "in process"
+        return Info("loader", f"{self.topology}, read by {how}", None, (self.packer.info,))
+
+    @property
+    def ready(self) -> int | None:
+        """Batches that the background thread has made and nobody has taken; None without one."""
+        return None if self._ahead is None else self._ahead.qsize()
 
     @property
     def sources(self) -> list[SourceInfo]:
@@ -200,7 +199,8 @@ class Loader:
         if self.workers:
             yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
         elif self.background:
-            yield from in_background(lambda: self._collated(steps.batches(Shard())), self.prefetch)
+            self._ahead = queue.Queue(self.prefetch)
+            yield from in_background(lambda: self._collated(steps.batches(Shard())), self._ahead)
         else:
             yield from self._collated(steps.batches(Shard()))
 

@@ -170,7 +170,7 @@ def _filled(step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int) -
     opened = borders[documents.pack]
     slot = place - place[opened]
     padding = (slots - (slot + documents.length)[borders[1:] - 1]).tolist()
-    labelled, supervised = _labelled(documents, documents.pack * slots + slot, masks, packs * slots)
+    labelled, supervised, turns = _labelled(documents, documents.pack * slots + slot, masks, packs * slots)
     nothing = np.zeros(max(padding), np.int32)
     for missing, stop in zip(reversed(padding), reversed(borders[1:].tolist()), strict=True):
         ids.insert(stop, nothing[:missing])
@@ -186,13 +186,14 @@ def _filled(step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int) -
         slot=slot,
         cut=documents.cut,
         supervised=supervised,
+        turns=turns,
     )
     flat = np.concatenate(ids, dtype=np.int32, casting="same_kind")
     return table, flat.reshape(packs, slots), labelled.reshape(packs, slots)
 
 
-def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints]:
-    """Where labels are, bool[slots], and their number per document.
+def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints, Ints]:
+    """Where labels are, bool[slots], and per document their number and that of their stretches.
 
     Args:
         documents: the documents.
@@ -213,8 +214,10 @@ def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots:
     pattern = np.zeros(len(runs), np.bool_)
     pattern[1::2] = True
     labelled = pattern.repeat(runs)
+    turns = (supervised > 0).astype(np.int64)
     for at in np.flatnonzero(unknown).tolist():
         mine = labelled[firsts[at] : stops[at]]
         mine[1:] = masks[at][1:]
         supervised[at] = np.count_nonzero(mine)
-    return labelled, supervised
+        turns[at] = np.count_nonzero(mine[1:] > mine[:-1])
+    return labelled, supervised, turns

@@ -90,6 +90,10 @@ class Packer(LaneDataset[Pack]):
     def plan(self, lanes: int = 1) -> Plan:
         return Plan(self.mixture, seed=self.mix.seed, packing=self.packing, lanes=lanes)
 
+    def shares(self, step: int) -> dict[str, float]:
+        """What the weights ask for at a step: each source's part of all draws, or of their tokens."""
+        return self.mixture.weights.shares(step)
+
     def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Pack]:
         found: list[list[Sample]] = [[] for _ in range(packs)]
         made = samples(lane.plan.leaves, lane.read, documents)

@@ -41,6 +41,8 @@ class DocumentTable(NamedTuple):
     """Tokens that truncation removed."""
     supervised: Ints
     """Labels: supervised tokens but for the first."""
+    turns: Ints
+    """Stretches of labels."""
 
 
 class StepEnd(NamedTuple):
@@ -92,6 +94,7 @@ class BatchDocuments:
             source=table.source.astype(np.int32),
             tokens=table.length,
             supervised=table.supervised,
+            turns=table.turns,
             cut=table.cut,
             first=table.first.astype(np.bool_),
             pass_index=table.pass_index,

@@ -58,6 +58,11 @@ class Topology:
                     f"it may be one of {', '.join(map(str, allowed))}"
                 )
 
+    def __str__(self) -> str:
+        """What a rank has of a step, in words."""
+        dp = self.dp
+        return f"{self.global_batch_size} packs per step, rank {dp.index} of {dp.count} takes {self.packs}"
+
     def check_owners(self, workers: int) -> None:
         """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
 

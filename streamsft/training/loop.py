@@ -14,7 +14,7 @@ import torch
 from streamsft.comm import Comm, agreeing, current
 from streamsft.errors import RunError
 from streamsft.metrics.aggregator import Aggregator
-from streamsft.metrics.sinks import Sink
+from streamsft.metrics.sinks import HistogramSink, Sink
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.training.audit import Audit, rewind_audit
@@ -58,9 +58,9 @@ def train(
         model: ``tiny``, ``none``, what `AutoModelForCausalLM.from_pretrained` takes, or a module that is called with
             `Batch.model_inputs()` and returns logits, or an object with `logits`.
         settings: see `TrainSettings`.
-        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained. Given as
-            a function, it is made when the loader has its state, and with it the sources of open windows that an edit
-            has removed.
+        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained, else
+            `DATA_METRICS` if these are wanted. Given as a function, it is made when the loader has its state, and with
+            it the sources of open windows that an edit has removed.
         sinks: where the records go; used on rank 0 alone, and closed at the end. Those that open files in the run
             directory are given as a function, which is called when the directory is ready.
         comm: the ranks; the default process group or this process alone.
@@ -205,7 +205,9 @@ class _Run:
             self._logged = (time.monotonic(), start)
             with StopSignals() as signals, _iterating(self._parts.loader) as batches:
                 while not stop and step < self._settings.steps:
+                    asked, ready = time.perf_counter(), self._parts.loader.ready
                     batch = self._next(batches)
+                    self._observe_wait(time.perf_counter() - asked, ready)
                     step = batch.step
                     stop = self._step(batch, signals)
         return TrainResult(
@@ -242,10 +244,16 @@ class _Run:
         self._parts.aggregator.update(batch.stats)
         last = step >= settings.steps
         if last or step % settings.log_every == 0:
-            self._log(step, outcome)
+            self._log(batch, outcome)
         if last or stop or step % settings.save_every == 0:
             self._save(step)
         return 0 if last else stop
+
+    def _observe_wait(self, seconds: float, ready: int | None) -> None:
+        declared = self._parts.aggregator.run_metrics
+        for name, value in (("train/data_wait_seconds", seconds), ("train/prefetch_depth", ready)):
+            if value is not None and name in declared:
+                self._parts.aggregator.observe(name, value)
 
     def _observe(self, outcome: StepOutcome, step: int) -> None:
         if outcome.tokens:
@@ -255,12 +263,17 @@ class _Run:
                 _log.warning("step %s has no supervised token on any rank: the weights stay as they are", step)
             self._parts.skipped_steps += 1
 
-    def _log(self, step: int, outcome: StepOutcome | None) -> None:
+    def _log(self, batch: Batch, outcome: StepOutcome | None) -> None:
         """Write one record of everything; one collective."""
-        record = self._parts.aggregator.log()
+        aggregator, step = self._parts.aggregator, batch.step
+        record = aggregator.log(self._parts.loader.packer.shares(batch.data_step))
         now, (since, from_step) = time.monotonic(), self._logged
         self._logged = (now, step)
-        record["train/steps_per_second"] = (step - from_step) / max(now - since, 1e-9)
+        seconds = max(now - since, 1e-9)
+        record["train/steps_per_second"] = (step - from_step) / seconds
+        for name in ("slots", "supervised_tokens"):
+            if (count := record.get(f"{aggregator.root}/{name}_interval")) is not None:
+                record[f"train/{name}_per_second"] = count / seconds
         if outcome is not None:
             record["train/lr"] = outcome.learning_rate
             record["train/skipped_steps"] = self._parts.skipped_steps
@@ -269,8 +282,11 @@ class _Run:
             if "train/loss" in record:
                 self._losses.append(record["train/loss"])
         try:
+            at = time.time()
             for sink in self._outputs.sinks:
-                sink.write(step, time.time(), record)
+                sink.write(step, at, record)
+                if isinstance(sink, HistogramSink):
+                    sink.write_histograms(step, at, aggregator.histograms)
         except OSError as error:
             raise RunError(
                 f"the metrics of step {step} could not be written: {error.strerror}; make room and resume"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from typing import Any, final
 
 from streamsft.comm import Comm, agreeing, gather_json
 from streamsft.errors import RunError
+from streamsft.metrics.jsonlines import JsonLines
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.durable import write_file
 from streamsft.training.rundir import RunDirectory
 from streamsft.training.settings import TrainSettings
 
-__all__ = ["Start", "opened"]
+__all__ = ["LEGS_FILE", "Start", "opened"]
+
+LEGS_FILE = "legs.jsonl"
+"""A line for each time that the run was begun or gone on with: behind which step, when, on how many ranks."""
 
 
 @final
@@ -68,6 +73,7 @@ def opened(
                 stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes, mix=mix)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
+                _note_leg(run_dir, step=stored.step if stored is not None else 0, ranks=comm.size)
                 plan["checkpoint"] = stored.path.name if stored is not None else None
                 plan["moved_to"] = str(directory.moved_to) if directory.moved_to is not None else None
         plan = gather_json(comm, plan)[0]
@@ -85,6 +91,17 @@ def _write_config(run_dir: Path, config_record: Mapping[str, Any]) -> None:
         write_file(run_dir / "config.json", json.dumps(dict(config_record), indent=1).encode())
     except OSError as error:
         raise RunError(f"{run_dir / 'config.json'} cannot be written: {error.strerror}; make room") from error
+
+
+def _note_leg(run_dir: Path, *, step: int, ranks: int) -> None:
+    """Note that the run begins or goes on behind `step`; legs that began later are undone."""
+    legs = JsonLines(run_dir / LEGS_FILE)
+    try:
+        legs.rewind(step)
+        legs.append({"step": step, "time": time.time(), "ranks": ranks})
+        legs.close()
+    except OSError as error:
+        raise RunError(f"{run_dir / LEGS_FILE} cannot be written: {error.strerror}; make room") from error
 
 
 def _check_same(fingerprint: Mapping[str, Any], comm: Comm) -> None:

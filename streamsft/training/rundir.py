@@ -6,6 +6,7 @@
     lock                  held while a run is in progress
     checkpoints/          see `streamsft.training.checkpoint`
     audit/rank-<r>.jsonl  see `streamsft.training.audit`
+    legs.jsonl            when the run was begun and gone on with, behind which step, on how many ranks
     metrics.jsonl         and whatever else the sinks write
 """
 

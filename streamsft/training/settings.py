@@ -11,10 +11,14 @@ from typing import final
 from streamsft.errors import ConfigError
 from streamsft.metrics.reducers import Mean, Reducer
 
-__all__ = ["RUN_METRICS", "TrainResult", "TrainSettings"]
+__all__ = ["DATA_METRICS", "RUN_METRICS", "TrainResult", "TrainSettings"]
 
-RUN_METRICS: Mapping[str, Reducer] = {"train/loss": Mean()}
-"""What the aggregator of a run with a model must declare."""
+DATA_METRICS: Mapping[str, Reducer] = {"train/data_wait_seconds": Mean(), "train/prefetch_depth": Mean()}
+"""How long a step waited for its batch, and how many batches were ready when it asked (with a background thread only);
+means over steps and ranks. Recorded if the aggregator declares them."""
+
+RUN_METRICS: Mapping[str, Reducer] = {"train/loss": Mean(), **DATA_METRICS}
+"""What the aggregator of a run with a model declares; it must have ``train/loss``."""
 
 
 @final

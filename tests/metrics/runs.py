@@ -59,6 +59,7 @@ def batch(seed: int, documents: int, sources: Sequence[int] = (0, 1, 2)) -> Samp
         source=generator.choice(list(sources), documents).astype(np.int32),
         tokens=tokens,
         supervised=tokens // 2,
+        turns=tokens // 2 % 30,
         cut=np.where(tokens == 4096, 17, 0),
         first=generator.random(documents) < 0.9,
         pass_index=generator.integers(0, 3, documents),

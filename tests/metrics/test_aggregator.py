@@ -83,7 +83,7 @@ def test_a_log_step_is_one_collective_whatever_was_seen() -> None:
 
 
 def test_a_layout_beyond_the_frame_costs_one_collective_more_once() -> None:
-    sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 60, rows=1) for i in range(60)]
+    sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 80, rows=1) for i in range(80)]
 
     def body(comm: ThreadComm) -> list[int]:
         mine = Aggregator(sources, comm=comm)
@@ -127,6 +127,7 @@ def test_the_built_in_numbers_of_a_small_run() -> None:
         source=np.array([0, 1, 1, 2], np.int32),  # chat, code, code, math: sorted by name
         tokens=np.array([10, 20, 5, 65]),
         supervised=np.array([4, 8, 2, 20]),
+        turns=np.array([1, 3, 1, 5]),
         cut=np.array([0, 0, 0, 35]),
         first=np.array([True, True, False, True]),
         pass_index=np.array([0, 3, 3, 1]),

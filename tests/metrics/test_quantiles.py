@@ -44,6 +44,30 @@ def test_beyond_they_are_within_one_percent(seed: int, count: int, kind: str) ->
     assert quantiles(Quantiles(1, 1e6, POINTS), values) == pytest.approx(exactly(values), rel=0.01 * (1 + 1e-9))
 
 
+@pytest.mark.parametrize("kind", ["lognormal", "constant", "bimodal"])
+def test_after_merging_eight_ranks_lengths_have_numpys_quantiles(kind: str) -> None:
+    generator = np.random.default_rng(5)
+    short, long = generator.integers(20, 60, 30_000), generator.integers(3000, 9000, 30_000)
+    lengths = {
+        "lognormal": generator.lognormal(6, 1.2, 60_000).clip(1, 2**20).astype(np.int64),
+        "constant": np.full(60_000, 731),
+        "bimodal": generator.permutation(np.concatenate([short, long])),
+    }[kind].astype(np.float64)
+    points = (0.01, 0.05, 0.5, 0.95, 0.99)
+    reducer = Quantiles(1, 2**20, points)
+    whole = reducer.zero(1)
+    for rank in range(8):
+        part = lengths[rank::8]
+        mine = reducer.zero(1)
+        reducer.update(*mine, np.zeros(len(part), np.int64), part)
+        reducer.merge(*whole, *mine)
+    for point, value in zip(points, reducer.result(whole[0][0], whole[1][0]).values(), strict=True):
+        exact = float(np.quantile(lengths, point, method="inverted_cdf"))
+        assert value == pytest.approx(exact, rel=0.01 * (1 + 1e-9)), point
+        low, high = (lengths < value / 1.01).mean(), (lengths <= value * 1.01).mean()
+        assert low - 0.001 <= point <= high + 0.001, "the rank is right where there is a gap in the lengths too"
+
+
 def test_zero_is_zero_and_other_values_outside_come_out_as_bounds() -> None:
     few = Quantiles(1, 100, (0.1, 0.3, 0.5, 0.7, 0.9), exact=0)
     values = np.repeat([-7.0, 0.0, 0.25, 10.0, 5000.0], 20)

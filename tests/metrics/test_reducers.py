@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import ConfigError, MetricError
+from streamsft.metrics.histograms import Histogram
 from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.reducers import Counts, Max, Mean, Min, Reducer, Std, Sum
 from tests.metrics.states import GROUPS, one_pass, per_group, results, split_and_merged
 
-EXACT = [Min(), Max(), Counts(("a", "b")), Quantiles(1, 1000, exact=8), Quantiles(0.5, 2, (0, 0.25, 1), exact=0)]
+EXACT = [
+    Min(),
+    Max(),
+    Counts(("a", "b")),
+    Histogram((-5, 0, 1, 40)),
+    Quantiles(1, 1000, exact=8),
+    Quantiles(0.5, 2, (0, 0.25, 1), exact=0),
+]
 FLOAT = [Sum(), Mean(), Std()]
 rows = st.lists(st.tuples(st.integers(0, GROUPS - 1), st.floats(-1e6, 1e6) | st.integers(-3, 50)), max_size=60)
 

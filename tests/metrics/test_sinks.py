@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamsft.errors import ConfigError, RunError
+from streamsft.metrics.histograms import Buckets
 from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 
 
@@ -101,6 +102,28 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     killed.close()
     shown = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
     assert [(e.step, e.value) for e in shown] == [(step, step) for step in range(1, 16)]
+
+
+def test_tensorboard_and_histograms_jsonl_hold_the_same_distributions(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {"data_mix/length": Buckets((1.0, 2.0, 4.0), (3, 5)), "data_mix/turns": Buckets((0.0, 1.0), (7,))}
+    board, lines = TensorBoardSink(tmp_path / "tb"), JsonlSink(tmp_path / "m.jsonl", tmp_path / "h.jsonl")
+    for step in (1, 2, 3):
+        for sink in (board, lines):
+            sink.write(step, float(step), {"x": step})
+            sink.write_histograms(step, float(step), found)
+    lines.rewind(2)
+    board.close()
+    shown = (
+        EventAccumulator(str(tmp_path / "tb"), size_guidance={"histograms": 0}).Reload().Histograms("data_mix/length")
+    )
+    assert [event.step for event in shown] == [1, 2, 3]
+    assert list(shown[0].histogram_value.bucket_limit) == [1, 2, 4]
+    assert list(shown[0].histogram_value.bucket) == [0, 3, 5]
+    assert [record["step"] for record in records(tmp_path / "h.jsonl")] == [1, 2]
+    assert records(tmp_path / "h.jsonl")[0]["histograms"]["data_mix/length"] == {"edges": [1, 2, 4], "counts": [3, 5]}
 
 
 def test_a_missing_tensorboard_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from streamsft.training.settings import RUN_METRICS, TrainResult, TrainSettings
 from streamsft.types import Shard
 
 LENGTH = 32
+TIMED = ("per_second", "data_wait_seconds", "data_wait_seconds_total", "prefetch_depth", "prefetch_depth_total")
+"""What the keys end with whose numbers depend on how long things took."""
 VOCABULARY = 300
 
 

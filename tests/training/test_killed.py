@@ -9,7 +9,7 @@ import pytest
 
 from streamsft.metrics.sinks import JsonlSink
 from tests.training.forks import in_fork
-from tests.training.runs import audit, make_loader, run, small_model, weights
+from tests.training.runs import TIMED, audit, make_loader, run, small_model, weights
 
 STEPS = 12
 
@@ -27,7 +27,7 @@ def leg(run_dir: Path, model: str = "none", steps: int = STEPS) -> None:
 
 def records(run_dir: Path) -> list[tuple[int, dict[str, float]]]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [(r["step"], {k: v for k, v in r["metrics"].items() if not k.endswith("per_second")}) for r in lines]
+    return [(r["step"], {k: v for k, v in r["metrics"].items() if not k.endswith(TIMED)}) for r in lines]
 
 
 def test_killed_at_each_access_to_the_disk_in_turn(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from streamsft.training.settings import TrainResult
 from tests.fakes import ListSource
 from tests.training.runs import (
     LENGTH,
+    TIMED,
     VOCABULARY,
     ListSink,
     audit,
@@ -51,7 +52,7 @@ class Interrupting(ListSink):
 
 
 def plain(sink: ListSink) -> list[tuple[int, dict[str, float]]]:
-    return [(step, {k: v for k, v in r.items() if not k.endswith("per_second")}) for step, r in sink.records]
+    return [(step, {k: v for k, v in r.items() if not k.endswith(TIMED)}) for step, r in sink.records]
 
 
 def test_one_record_per_log_step_holds_loss_rate_and_data(tmp_path: Path) -> None:

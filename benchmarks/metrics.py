@@ -1,0 +1,126 @@
+"""What metrics cost: the loader's speed with and without them, and one log step of many sources on two ranks.
+
+    python benchmarks/metrics.py [--json] [--quick]
+
+The loader is that of `benchmarks/loader.py`; with metrics, every batch's statistics go to an aggregator, and one in 200
+steps is logged, which is every tenth of a second here. A log step: 200 sources and 20 metrics of one's own, one of them
+a quantile sketch, on two ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from loader import MEDIANS, PACKS, SLOTS, make_loader, write_store
+from measuring import Contender, arguments, measure, report
+
+import streamsft as ss
+
+SOURCES = 200
+METRICS = 20
+LOG_EVERY = 200
+LOG_STEPS = 8
+
+
+def measured_loader(stores: list[Path], background: bool) -> Iterator[ss.Batch]:
+    """The loader's batches, each of them counted."""
+    infos = [ss.SourceInfo(name=store.name, groups=("mix",), weight=1 / 3, rows=1000) for store in sorted(stores)]
+    aggregator = ss.Aggregator(infos)
+    for batch in make_loader(stores, 0, background):
+        aggregator.update(batch.stats)
+        if batch.step % LOG_EVERY == 0:
+            aggregator.log()
+        yield batch
+
+
+def one(sample: ss.Sample) -> float:
+    """A value for the metrics, whose numbers here come with the statistics."""
+    return float(len(sample))
+
+
+def log_steps(builtin: bool) -> dict[str, float]:
+    """Collectives, bytes and seconds of a log step on two ranks, behind the first."""
+    sources = [ss.SourceInfo(name=f"s{n}", groups=("mix",), weight=1 / SOURCES, rows=10) for n in range(SOURCES)]
+    metrics = [ss.Metric(f"m{n}", one, [ss.Mean()]) for n in range(METRICS - 1)]
+    metrics.append(ss.Metric("sketch", one, [ss.Quantiles(1, 1e6)]))
+    rng = np.random.default_rng(7)
+    documents = 4000
+
+    def rank(comm: ss.Comm) -> dict[str, float]:
+        sizes: list[int] = []
+        gather = comm.all_gather
+        comm.all_gather = lambda array: (sizes.append(array.nbytes), gather(array))[1]  # type: ignore[method-assign]
+        aggregator = ss.Aggregator(sources, metrics, builtin=builtin, comm=comm)
+        seconds = []
+        for _ in range(LOG_STEPS):
+            tokens = rng.integers(2, 4000, documents)
+            aggregator.update(
+                ss.SampleStats(
+                    source=rng.integers(0, SOURCES, documents).astype(np.int32),
+                    tokens=tokens,
+                    supervised=tokens // 2,
+                    turns=tokens % 5,
+                    cut=np.zeros(documents, np.int64),
+                    first=np.ones(documents, np.bool_),
+                    pass_index=np.zeros(documents, np.int64),
+                    packs=100,
+                    slots=100 * 4096,
+                    values={metric.name: tokens.astype(np.float64) for metric in metrics},
+                )
+            )
+            before = len(sizes)
+            start = time.perf_counter()
+            aggregator.log()
+            seconds.append(time.perf_counter() - start)
+        return {
+            "collectives": len(sizes) - before,
+            "bytes": float(sum(sizes[before:])),
+            "seconds": float(np.median(seconds[1:])),
+        }
+
+    return ss.ThreadComm.run(2, rank)[0]
+
+
+def main() -> int:
+    """Measure, and print the figures."""
+    options = arguments("Measure what metrics cost.").parse_args()
+    tokens, seconds, rounds = (2_000_000, 0.1, 1) if options.quick else (40_000_000, 1.5, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        stores = [Path(folder) / name for name in MEDIANS]
+        for seed, (store, middle) in enumerate(zip(stores, MEDIANS.values(), strict=True)):
+            write_store(store, tokens // len(stores), middle, seed)
+
+        def tokens_of(batch: ss.Batch) -> int:
+            return int((batch.document_ids > 0).sum())
+
+        contenders = [
+            Contender("off, no thread", lambda: make_loader(stores, 0, False), tokens_of),
+            Contender("on, no thread", lambda: measured_loader(stores, False), tokens_of),
+            Contender("off, background thread", lambda: make_loader(stores, 0, True), tokens_of),
+            Contender("on, background thread", lambda: measured_loader(stores, True), tokens_of),
+        ]
+        measure(contenders, seconds=seconds, rounds=rounds, warm_up=8 if options.quick else 40, slots=SLOTS)
+    plain, plain_on, threaded, threaded_on = contenders
+    own, both = log_steps(builtin=False), log_steps(builtin=True)
+    figures = {
+        "cost_no_thread": 1 - plain_on.rate / plain.rate,
+        "cost_background": 1 - threaded_on.rate / threaded.rate,
+        "log_step_collectives": float(both["collectives"]),
+        "log_step_mb_own": own["bytes"] / 1e6,
+        "log_step_mb_with_builtin": both["bytes"] / 1e6,
+        "log_step_ms": 1e3 * both["seconds"],
+    }
+    rows = [[c.name, f"{c.rate * SLOTS / 1e6:.2f}"] for c in contenders]
+    report(
+        f"Batches of {PACKS} x 4096, metrics on and off", ["metrics", "M slots/s"], rows, figures, as_json=options.json
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

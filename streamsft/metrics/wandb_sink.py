@@ -1,0 +1,74 @@
+"""`WandbSink`: records as a run of Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run
+
+__all__ = ["WandbSink"]
+
+
+@final
+class WandbSink:
+    """Numbers as a run of Weights & Biases, which a resumed run goes on with.
+
+    Where it runs, and as whom, is what wandb's environment variables say (``WANDB_MODE=offline``, ``WANDB_ENTITY``, …).
+    Steps that it holds already are not given again. The run is begun with the first record.
+
+    Args:
+        run_dir: the run's directory; wandb's files are put there too.
+        project: the project; by default ``WANDB_PROJECT``, or ``streamsft``.
+        config: what the run was configured with.
+
+    Raises:
+        ConfigError: the package ``wandb`` is not installed.
+    """
+
+    def __init__(self, run_dir: Path, *, project: str | None = None, config: Mapping[str, Any] | None = None) -> None:
+        need("wandb", "wandb")
+        self._run_dir = run_dir
+        self._project = project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
+        self._config = dict(config or {})
+        self._tracked: TrackedRun | None = None
+        self._run: Run | None = None
+
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        run, tracked = self._begun()
+        if tracked.claim(step):
+            run.log({**metrics, "_timestamp": time}, step=step)
+
+    def rewind(self, step: int) -> None:
+        """What the run holds stays."""
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _begun(self) -> tuple[Run, TrackedRun]:
+        if self._run is None or self._tracked is None:
+            import wandb
+
+            tracked = TrackedRun(self._run_dir / "trackers" / "wandb.json")
+            tracked.id = tracked.id or uuid.uuid4().hex[:12]
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            self._run = wandb.init(
+                project=self._project,
+                id=tracked.id,
+                name=self._run_dir.resolve().name,
+                dir=str(self._run_dir),
+                config=self._config,
+                resume="allow",
+                allow_val_change=True,
+                settings=wandb.Settings(console="off", login_timeout=30),
+            )
+            self._tracked = tracked
+        return self._run, self._tracked
