@@ -79,13 +79,8 @@ def _mentioned(message: str, data: Mapping[str, Any]) -> Iterator[list[KeyPath]]
             yield [path[:length] for length in range(len(path), 0, -1)]
     sources = dict(_sources(data.get("mix"), ("mix",)))
     for match in _SOURCE.finditer(message):
-<<<<<<< HEAD
-        if found := sources.get(match[1]):
-            yield [*((*found, key) for key in _INPUTS), found]
-=======
         if place := sources.get(match[1]):
             yield [*((*place, key) for key in _INPUTS), place]
->>>>>>> w-ux
 
 
 def _path(data: Mapping[str, Any], key: str) -> KeyPath:
