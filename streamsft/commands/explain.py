@@ -152,12 +152,12 @@ def _place(leaf: Leaf, row: int) -> str:
 
 def _print_pack(console: Console, pack: ExplainedPack) -> None:
     tokens = sum(document.length for document in pack.documents)
-    table = Table(
-        title=f"pack {pack.number}, rank {pack.rank}: {len(pack.documents)} documents, {tokens:,} tokens, "
-        f"{pack.slots - tokens:,} padding, digest {pack.digest}",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
+    title = (
+        f"pack {pack.number}, rank {pack.rank}: {len(pack.documents)} documents, {tokens:,} tokens, "
+        f"{pack.slots - tokens:,} padding, digest {pack.digest}"
     )
+    console.print(title, soft_wrap=True, highlight=False, style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
     for heading in ("source:row", "pass", "from"):
         table.add_column(heading, justify="right" if heading == "pass" else "left", overflow="fold")
     for heading in ("slots", "tokens", LEGEND, "cut"):
