@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 
 from streamsft.build_sources import Transforms
 from streamsft.commands.console import make_console
@@ -152,12 +153,12 @@ def _place(leaf: Leaf, row: int) -> str:
 
 def _print_pack(console: Console, pack: ExplainedPack) -> None:
     tokens = sum(document.length for document in pack.documents)
-    table = Table(
-        title=f"pack {pack.number}, rank {pack.rank}: {len(pack.documents)} documents, {tokens:,} tokens, "
-        f"{pack.slots - tokens:,} padding, digest {pack.digest}",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
+    title = (
+        f"pack {pack.number}, rank {pack.rank}: {len(pack.documents)} documents, {tokens:,} tokens, "
+        f"{pack.slots - tokens:,} padding, digest {pack.digest}"
     )
+    console.print(title, soft_wrap=True, highlight=False, style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
     for heading in ("source:row", "pass", "from"):
         table.add_column(heading, justify="right" if heading == "pass" else "left", overflow="fold")
     for heading in ("slots", "tokens", LEGEND, "cut"):
@@ -166,7 +167,7 @@ def _print_pack(console: Console, pack: ExplainedPack) -> None:
         fragment = f" from token {one.start}" if one.start else ""
         slots = f"{one.slot}–{one.slot + one.length - 1}"
         numbers = (slots, f"{one.length:,}", f"{one.supervised:,}", f"{one.cut:,}" if one.cut else "")
-        table.add_row(f"{one.source}:{one.row}{fragment}", str(one.pass_index), one.place, *numbers)
+        table.add_row(f"{one.source}:{one.row}{fragment}", str(one.pass_index), Text(one.place), *numbers)
     console.print(table)
 
 

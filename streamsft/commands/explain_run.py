@@ -33,8 +33,7 @@ def run_config(run: str | Path | None) -> dict[str, Any]:
     """
     if run is None:
         raise RunError("explain: give a config, or a run directory with --run")
-    found: dict[str, Any] = _read(Path(run) / "config.json")
-    return found
+    return Config.model_validate(_read(Path(run) / "config.json")).model_dump(exclude_defaults=True)
 
 
 def _read(path: Path) -> Any:

