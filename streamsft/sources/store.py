@@ -215,11 +215,7 @@ class TokenStore:
         return self._data.index.whole
 
     def read_ids(self, index: Ints) -> list[Int32s]:
-        """Ids of the stored rows `index`, as `read` gives them.
-
-        Raises:
-            IndexError: a row that is not there.
-        """
+        """Ids of the stored rows `index`, as `read` gives them."""
         return (self._opened or self._data).rows.read_ids(index)
 
     def __len__(self) -> int:
@@ -241,9 +237,8 @@ class TokenStore:
             Sample(input_ids=i, loss_mask=m, source=self._name, row=row)
             for i, m, row in zip(ids, masks, numbers, strict=True)
         ]
-        if not self.carried:
+        if not (columns := self.read_carried(index)):
             return samples
-        columns = self.read_carried(index)
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return [replace(sample, extras=values) for sample, values in zip(samples, extras, strict=True)]
 
@@ -260,8 +255,7 @@ class TokenStore:
         return store
 
     def __repr__(self) -> str:
-        where = "in memory" if self._paths is None else self._paths
-        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {where})"
+        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {self._paths or 'in memory'})"
 
     @property
     def _data(self) -> Opened:

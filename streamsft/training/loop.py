@@ -179,14 +179,7 @@ def _iterating(loader: Loader) -> Iterator[Iterator[Batch]]:
 class _Run:
     """One leg of a run: from the step it goes on from to the last, or to a signal."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        settings: TrainSettings,
-        comm: Comm,
-        outputs: _Outputs,
-        kind: str,
-    ) -> None:
+    def __init__(self, parts: Parts, settings: TrainSettings, comm: Comm, outputs: _Outputs, kind: str) -> None:
         self._parts = parts
         self._settings = settings
         self._comm = comm
