@@ -13,12 +13,26 @@ import yaml
 from typer.testing import CliRunner
 
 import streamsft
-from streamsft.cli import _keys, app
+from streamsft.cli import app
 from streamsft.cli_docs import JSON_KEYS
+from streamsft.cli_options import _keys
 from tests.pipelines import demo_files, small_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-COMMANDS = ("demo", "validate", "tokenize", "preview", "train", "report", "version")
+COMMANDS = (
+    "demo",
+    "validate",
+    "tokenize",
+    "preview",
+    "train",
+    "init",
+    "forecast",
+    "explain",
+    "inspect",
+    "convert",
+    "report",
+    "version",
+)
 runner = CliRunner()
 
 

@@ -169,7 +169,8 @@ class LaneWalk:
             packs = self._packs(drawn.source, found.stored)
             ends = self._taken + np.cumsum(packs)
             fits = int(np.searchsorted(ends, pack, side="right"))
-            count = min(fits, self._alike(ends - packs))
+            alike = self._alike(ends - packs)
+            count = min(fits, alike)
             if count:
                 part = slice(0, count * self._plan.draws)
                 passed = Passed(
@@ -182,7 +183,7 @@ class LaneWalk:
                 self._state = self._behind(count, drawn if count == ahead else self._drawn(count), ends - packs)
                 self._taken = int(ends[count - 1])
                 yield passed
-            if count == fits < ahead:
+            if fits < min(ahead, alike):  # the next one, whose weights these are, does not fit
                 return
             ahead = min(most, 2 * ahead) if count == ahead else count
 

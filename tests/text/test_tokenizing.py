@@ -210,8 +210,8 @@ class TestTransform:
     @pytest.mark.parametrize(
         ("result", "says"),
         [
-            ([1, 2], "must return a mapping with input_ids and loss_mask, or None"),
-            ({"input_ids": [1]}, "must return a mapping with input_ids and loss_mask, or None"),
+            ([1, 2], "must return a mapping with input_ids and loss_mask \\(or labels\\), or None"),
+            ({"input_ids": [1]}, "must return a mapping with input_ids and loss_mask \\(or labels\\), or None"),
             ({"input_ids": [1, 2], "loss_mask": [1]}, r"of the same length, not int64\[2\] and int64\[1\]"),
             ({"input_ids": [[1, 2]], "loss_mask": [[0, 1]]}, "flat integer input_ids"),
             ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "flat integer input_ids"),
