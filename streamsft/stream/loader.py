@@ -112,8 +112,10 @@ class Loader:
         self._step = self._data_step = 0
         self._lanes = {number: LaneState.start(self._plan, number) for number in self.topology.owned}
         self._ahead: queue.Queue[Batch | BaseException] | None = None
-        self._iterations = 0
-        self._mid_step = False
+        self._iterations, self._mid_step = 0, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}  # a queue cannot be pickled; a new iteration makes its own
 
     @property
     def step(self) -> int:
@@ -176,8 +178,7 @@ class Loader:
         return self._begin(micro_batch_size)
 
     def _begin(self, micro_batch_size: int | None) -> Iterator[Batch]:
-        self._iterations += 1
-        self._mid_step = False
+        self._iterations, self._mid_step = self._iterations + 1, False
         return self._consumed(self._iterations, micro_batch_size)
 
     def _consumed(self, iteration: int, micro_batch_size: int | None) -> Iterator[Batch]:
@@ -206,8 +207,7 @@ class Loader:
 
     def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
         """Batches, numbered by optimizer steps; those that are skipped are not among them."""
-        step = self._step
-        skipped: dict[int, LaneState] = {}
+        step, skipped = self._step, dict[int, LaneState]()
         for raw in raws:
             if not raw.documents.packs:
                 skipped |= raw.documents.end.lanes

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from streamsft.comm import ThreadComm
+from streamsft.commands.console import make_console
 from streamsft.commands.tokenize import tokenize
 from streamsft.commands.train import _train
 from streamsft.pages.runs import read_run
@@ -22,7 +23,7 @@ def leg(config: dict[str, Any], steps: int, ranks: int, *, accept_changes: bool 
         ranks,
         lambda comm: _train(
             config, comm, [f"train.steps={steps}"], {}, (),
-            fresh=False, accept_changes=accept_changes, verify=False, quiet=True,
+            fresh=False, accept_changes=accept_changes, verify=False, quiet=True, console=make_console(),
         ),
     )  # fmt: skip
 

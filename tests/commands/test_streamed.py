@@ -58,8 +58,8 @@ def test_a_streamed_mix_that_is_killed_and_resumed_consumes_what_one_run_consume
         made = config(tmp_path, workers=workers)
         assert in_fork(lambda made=made: train(made, quiet=True), below=run, kill_at=number) == -9
         left.append(max(packs_by_step(run)))
-    assert left == sorted(left)
-    assert 3 < left[0] < left[-1]
+    assert max(left) < STEPS
+    assert min(left) > 3
     assert in_fork(lambda: train(config(tmp_path, workers=1), quiet=True)) == 0
     assert packs_by_step(run) == first(STEPS, whole)
 
