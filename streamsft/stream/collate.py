@@ -192,24 +192,19 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
     """The four arrays of a batch, int64[packs, sequence_length] each, in the order of `_TENSORS`."""
     table, (packs, slots) = raw.documents.table, raw.ids.shape
     input_ids = raw.ids.astype(np.int64)
-    # A choice by arithmetic, as fast for masks without any regularity; it takes padding for what it is, too.
-    ignored = (raw.labelled.view(np.int8) - np.int8(1)) * np.int8(-IGNORE_INDEX)
-    labels = np.add(raw.ids * raw.labelled, ignored, dtype=np.int64)
-    last = table.pack.searchsorted(np.arange(packs), "right")
-    used = (table.slot + table.length)[last - 1]
-    # Each pack's padding as one more document behind its own, so that `repeat` gives all slots.
-    document = np.arange(len(table.pack)) + table.pack
-    length = np.empty(len(document) + packs, np.int64)
-    length[document], length[last + np.arange(packs)] = table.length, slots - used
-    number, origin = np.zeros_like(length), np.zeros_like(length)
-    number[document] = table.number
-    origin[document] = table.pack * slots + table.slot - table.start
-    numbers = number.repeat(length).reshape(packs, slots)
+    labels = np.where(raw.labelled, input_ids, IGNORE_INDEX)
+    slot = table.pack * slots + table.slot
+    # Each document reaches up to the next one, padding with the last of a pack, so that `repeat` gives all slots.
+    reach = np.empty_like(slot)
+    np.subtract(slot[1:], slot[:-1], out=reach[:-1])
+    reach[-1:] = packs * slots - slot[-1:]
+    numbers = table.number.repeat(reach).reshape(packs, slots)
     positions = np.arange(packs * slots)
-    positions -= origin.repeat(length)
+    positions -= (slot - table.start).repeat(reach)
     positions = positions.reshape(packs, slots)
-    for pack, end in enumerate(used.tolist()):
+    last = table.pack.searchsorted(np.arange(packs), "right") - 1
+    for pack, end in enumerate((table.slot + table.length)[last].tolist()):
         if end < slots:
-            positions[pack, end:] = 0
+            numbers[pack, end:] = positions[pack, end:] = 0
             input_ids[pack, end:] = pad_id
     return input_ids, labels, positions, numbers

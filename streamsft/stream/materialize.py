@@ -6,8 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,31 +148,45 @@ def materialize(
         for step in steps:
             yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
-    borders = np.cumsum([0, *(len(step.documents.source) for step in steps)]).tolist()
-    for step, (first, stop) in zip(steps, pairwise(borders), strict=True):
-        table, all_ids, labelled = _filled(step, ids[first:stop], masks[first:stop], slots)
+    chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
+    first = opened = 0
+    for step in steps:
+        stop, closed = first + len(step.documents.source), opened + step.packs
+        table = DocumentTable(*[column[first:stop] for column in chunk.table])
         mine = BatchDocuments(
             packs=step.packs,
-            table=table,
+            table=table._replace(pack=step.documents.pack),
             values={name: numbers[first:stop] for name, numbers in values.items()},
             carried=part_of(carried, slice(first, stop)),
             end=StepEnd(step=step.step, refused=step.refused, lanes=step.lanes),
         )
-        yield RawBatch(ids=all_ids, labelled=labelled, documents=mine)
+        flat = _filled(ids, chunk.borders[opened : closed + 1], chunk.padding[opened:closed])
+        yield RawBatch(ids=flat.reshape(step.packs, slots), labelled=chunk.labelled[opened:closed], documents=mine)
+        first, opened = stop, closed
 
 
-def _filled(step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int) -> tuple[DocumentTable, Int32s, Bools]:
-    """The packs of a step from the tokens of its documents: the table, `RawBatch.ids` and `RawBatch.labelled`."""
-    documents, packs = step.documents, step.packs
-    place = np.cumsum(documents.length) - documents.length  # with all padding left out
+class _Chunk(NamedTuple):
+    """Where the documents of some steps stand in their packs."""
+
+    table: DocumentTable
+    """The documents, packs numbered over all steps."""
+    labelled: Bools
+    """`RawBatch.labelled` of all steps, bool[packs, slots]."""
+    borders: list[int]
+    """Number of documents before each pack, and of all."""
+    padding: list[int]
+    """Slots that each pack leaves empty."""
+
+
+def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: int) -> _Chunk:
+    """What is told by numbers per document, and so for some steps at a time."""
+    place = documents.length.cumsum()
+    place -= documents.length  # with all padding left out
     borders = documents.pack.searchsorted(np.arange(packs + 1))
     opened = borders[documents.pack]
     slot = place - place[opened]
-    padding = (slots - (slot + documents.length)[borders[1:] - 1]).tolist()
+    last = borders[1:] - 1
     labelled, supervised, turns = _labelled(documents, documents.pack * slots + slot, masks, packs * slots)
-    nothing = np.zeros(max(padding), np.int32)
-    for missing, stop in zip(reversed(padding), reversed(borders[1:].tolist()), strict=True):
-        ids.insert(stop, nothing[:missing])
     table = DocumentTable(
         source=documents.source,
         row=documents.row,
@@ -188,8 +201,25 @@ def _filled(step: StepPlan, ids: list[Int32s], masks: list[Bools], slots: int) -
         supervised=supervised,
         turns=turns,
     )
-    flat = np.concatenate(ids, dtype=np.int32, casting="same_kind")
-    return table, flat.reshape(packs, slots), labelled.reshape(packs, slots)
+    padding = slots - (slot + documents.length)[last]
+    return _Chunk(table, labelled.reshape(packs, slots), borders.tolist(), padding.tolist())
+
+
+def _filled(ids: Sequence[Int32s], borders: Sequence[int], padding: Sequence[int]) -> Int32s:
+    """Packs end to end, int32[packs * slots], from the ids of all documents.
+
+    Args:
+        ids: of each document.
+        borders: number of documents before each pack, and up to the end of the last.
+        padding: slots that each pack leaves empty.
+    """
+    nothing = np.zeros(max(padding), np.int32)
+    parts: list[Int32s] = []
+    for start, stop, missing in zip(borders, borders[1:], padding, strict=False):
+        parts += ids[start:stop]
+        if missing:
+            parts.append(nothing[:missing])
+    return np.concatenate(parts, dtype=np.int32, casting="same_kind")
 
 
 def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints, Ints]:

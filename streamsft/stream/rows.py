@@ -59,6 +59,7 @@ class Rows:
         self._size = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
         self._in_order = np.array([not leaf.shuffle for leaf in leaves])
         self._keys = np.array([derive_key(seed, leaf.name, "rows") for leaf in leaves], np.uint64)
+        self._ids_alone = [leaf.source if isinstance(leaf.source, IdsSource) else None for leaf in leaves]
         self._known: dict[int, _Known] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -93,7 +94,7 @@ class Rows:
         found[0] = np.where(self._in_order[source], place, permute(place, size, keys))
         found[2] = pass_index
         stop = 0
-        for leaf, rows in zip(self._leaves, count.tolist(), strict=True):
+        for leaf, ids_alone, rows in zip(self._leaves, self._ids_alone, count.tolist(), strict=True):
             mine = slice(stop, stop + rows)
             stop += rows
             if not rows:
@@ -104,8 +105,8 @@ class Rows:
             found[1, mine] = leaf.indexed.row_numbers[stored]
             found[3, mine] = leaf.indexed.lengths[stored]
             found[4, mine] = -1
-            if isinstance(leaf.source, IdsSource):
-                first = leaf.source.first_supervised[stored]
-                to_the_end = leaf.source.supervised[stored] == found[3, mine] - first
+            if ids_alone is not None:
+                first = ids_alone.first_supervised[stored]
+                to_the_end = ids_alone.supervised[stored] == found[3, mine] - first
                 found[4, mine][to_the_end] = first[to_the_end]
         return found

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -258,9 +258,7 @@ class StepPlanner:
 
     def read_ids(self, number: int, stored: Ints) -> Sequence[Int32s]:
         """Ids of rows `stored` of a source that can read them alone."""
-        source = self._mixes.leaves[number].source
-        assert isinstance(source, IdsSource)
-        return source.read_ids(stored)
+        return cast(IdsSource, self._mixes.leaves[number].source).read_ids(stored)
 
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
