@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Integral
 from typing import Any, final
 
@@ -15,15 +15,13 @@ from streamsft.errors import ConfigError
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
 from streamsft.stream.carrying import Carried, images_of
+from streamsft.stream.labelling import IGNORE_INDEX, labels
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.records import BatchDocuments
 from streamsft.types import Ints
 
 __all__ = ["IGNORE_INDEX", "Batch", "collate"]
-
-IGNORE_INDEX = -100
-"""Label of what is not trained on: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 @final
@@ -192,19 +190,25 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
     """The four arrays of a batch, int64[packs, sequence_length] each, in the order of `_TENSORS`."""
     table, (packs, slots) = raw.documents.table, raw.ids.shape
     input_ids = raw.ids.astype(np.int64)
-    labels = np.where(raw.labelled, input_ids, IGNORE_INDEX)
     slot = table.pack * slots + table.slot
     # Each document reaches up to the next one, padding with the last of a pack, so that `repeat` gives all slots.
     reach = np.empty_like(slot)
     np.subtract(slot[1:], slot[:-1], out=reach[:-1])
     reach[-1:] = packs * slots - slot[-1:]
     numbers = table.number.repeat(reach).reshape(packs, slots)
-    positions = np.arange(packs * slots)
-    positions -= (slot - table.start).repeat(reach)
-    positions = positions.reshape(packs, slots)
+    positions = (table.slot - table.start).repeat(reach).reshape(packs, slots)
+    np.subtract(_counted(slots), positions, out=positions)
     last = table.pack.searchsorted(np.arange(packs), "right") - 1
     for pack, end in enumerate((table.slot + table.length)[last].tolist()):
         if end < slots:
             numbers[pack, end:] = positions[pack, end:] = 0
             input_ids[pack, end:] = pad_id
-    return input_ids, labels, positions, numbers
+    return input_ids, labels(raw.ids, raw.labelled), positions, numbers
+
+
+@lru_cache(maxsize=4)
+def _counted(count: int) -> Ints:
+    """0, 1, … `count` - 1, once for all batches; int64[count]."""
+    numbers = np.arange(count)
+    numbers.flags.writeable = False
+    return numbers

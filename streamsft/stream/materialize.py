@@ -15,6 +15,7 @@ from streamsft import errors
 from streamsft.errors import StreamsftError
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents
+from streamsft.stream.labelling import label_stretches
 from streamsft.stream.lane import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
@@ -32,13 +33,13 @@ class RawBatch:
 
     Attributes:
         ids: token ids, int32[packs, sequence_length]; 0 on padding.
-        labelled: True where a token is a label: supervised and not the first of its document, bool[packs,
-            sequence_length].
+        labelled: where labels are, supervised tokens but for the first of each document: first slot and the slot
+            behind it of each stretch, int32[stretches, 2], slots numbered over all packs.
         documents: what is known of the documents, and what the step leaves beside them.
     """
 
     ids: Int32s
-    labelled: Bools
+    labelled: Int32s
     documents: BatchDocuments
 
     @classmethod
@@ -49,7 +50,7 @@ class RawBatch:
         end = StepEnd(step=step.step, refused=(), lanes=step.lanes)
         return cls(
             ids=np.empty((0, 0), np.int32),
-            labelled=np.empty((0, 0), np.bool_),
+            labelled=np.empty((0, 2), np.int32),
             documents=BatchDocuments(packs=0, table=table, values={}, carried={}, end=end),
         )
 
@@ -58,7 +59,7 @@ class RawBatch:
         table, values, (step, refused, lanes) = self.documents.table, self.documents.values, self.documents.end
         header = {
             "step": step,
-            "shapes": [len(table.source), *self.ids.shape],
+            "shapes": [len(table.source), len(self.labelled), *self.ids.shape],
             "values": list(values),
             "refused": list(refused),
             "lanes": {number: state.to_json() for number, state in lanes.items()},
@@ -77,7 +78,7 @@ class RawBatch:
         header = json.loads(data[8:at])
         if "error" in header:
             raise getattr(errors, header["error"])(header["message"])
-        entries, *shape = header["shapes"]
+        entries, stretches, *shape = header["shapes"]
 
         def next_array(dtype: type[np.generic], count: int) -> NDArray[Any]:
             nonlocal at
@@ -95,7 +96,7 @@ class RawBatch:
             },
         )
         ids = next_array(np.int32, math.prod(shape)).reshape(shape)
-        labelled = next_array(np.bool_, math.prod(shape)).reshape(shape)
+        labelled = next_array(np.int32, 2 * stretches).reshape(-1, 2)
         carried = from_blob(data[at:])
         documents = BatchDocuments(packs=shape[0], table=table, values=values, carried=carried, end=end)
         return cls(ids=ids, labelled=labelled, documents=documents)
@@ -149,11 +150,13 @@ def materialize(
             yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
+    ends = np.cumsum([step.packs for step in steps])
+    labelled = np.split(chunk.labelled, chunk.labelled[:, 0].searchsorted(ends[:-1] * slots))
     first = opened = 0
-    for step in steps:
-        stop, closed = first + len(step.documents.source), opened + step.packs
+    for step, closed, mine in zip(steps, ends.tolist(), labelled, strict=True):
+        stop = first + len(step.documents.source)
         table = DocumentTable(*[column[first:stop] for column in chunk.table])
-        mine = BatchDocuments(
+        known = BatchDocuments(
             packs=step.packs,
             table=table._replace(pack=step.documents.pack),
             values={name: numbers[first:stop] for name, numbers in values.items()},
@@ -161,7 +164,7 @@ def materialize(
             end=StepEnd(step=step.step, refused=step.refused, lanes=step.lanes),
         )
         flat = _filled(ids, chunk.borders[opened : closed + 1], chunk.padding[opened:closed])
-        yield RawBatch(ids=flat.reshape(step.packs, slots), labelled=chunk.labelled[opened:closed], documents=mine)
+        yield RawBatch(ids=flat.reshape(step.packs, slots), labelled=mine - opened * slots, documents=known)
         first, opened = stop, closed
 
 
@@ -170,8 +173,8 @@ class _Chunk(NamedTuple):
 
     table: DocumentTable
     """The documents, packs numbered over all steps."""
-    labelled: Bools
-    """`RawBatch.labelled` of all steps, bool[packs, slots]."""
+    labelled: Int32s
+    """`RawBatch.labelled`, slots numbered over all steps."""
     borders: list[int]
     """Number of documents before each pack, and of all."""
     padding: list[int]
@@ -186,7 +189,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     opened = borders[documents.pack]
     slot = place - place[opened]
     last = borders[1:] - 1
-    labelled, supervised, turns = _labelled(documents, documents.pack * slots + slot, masks, packs * slots)
+    labelled = label_stretches(documents, documents.pack * slots + slot, masks)
     table = DocumentTable(
         source=documents.source,
         row=documents.row,
@@ -198,11 +201,11 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
         number=np.arange(1, len(place) + 1) - opened,
         slot=slot,
         cut=documents.cut,
-        supervised=supervised,
-        turns=turns,
+        supervised=labelled.supervised,
+        turns=labelled.turns,
     )
     padding = slots - (slot + documents.length)[last]
-    return _Chunk(table, labelled.reshape(packs, slots), borders.tolist(), padding.tolist())
+    return _Chunk(table, labelled.stretches, borders.tolist(), padding.tolist())
 
 
 def _filled(ids: Sequence[Int32s], borders: Sequence[int], padding: Sequence[int]) -> Int32s:
@@ -221,33 +224,3 @@ def _filled(ids: Sequence[Int32s], borders: Sequence[int], padding: Sequence[int
             parts.append(nothing[:missing])
     return np.concatenate(parts, dtype=np.int32, casting="same_kind")
 
-
-def _labelled(documents: Documents, firsts: Ints, masks: Sequence[Bools], slots: int) -> tuple[Bools, Ints, Ints]:
-    """Where labels are, bool[slots], and per document their number and that of their stretches.
-
-    Args:
-        documents: the documents.
-        firsts: slot of each one's first token, over all packs.
-        masks: their loss masks; empty where `labels_from` tells.
-        slots: slots of all packs.
-    """
-    unknown = documents.labels_from < 0
-    before = np.minimum(np.maximum(documents.labels_from - documents.start, 1), documents.length)
-    before[unknown] = documents.length[unknown]
-    supervised = documents.length - before
-    stops = firsts + documents.length
-    runs = np.empty(2 * len(firsts) + 1, np.int64)  # without labels and with them, in turn
-    runs[0:-1:2] = before + firsts
-    runs[2:-1:2] -= stops[:-1]
-    runs[1::2] = supervised
-    runs[-1] = slots - stops[-1]
-    pattern = np.zeros(len(runs), np.bool_)
-    pattern[1::2] = True
-    labelled = pattern.repeat(runs)
-    turns = (supervised > 0).astype(np.int64)
-    for at in np.flatnonzero(unknown).tolist():
-        mine = labelled[firsts[at] : stops[at]]
-        mine[1:] = masks[at][1:]
-        supervised[at] = np.count_nonzero(mine)
-        turns[at] = np.count_nonzero(mine[1:] > mine[:-1])
-    return labelled, supervised, turns
