@@ -188,21 +188,16 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
 
 def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
     """The four arrays of a batch, int64[packs, sequence_length] each, in the order of `_TENSORS`."""
-    table, (packs, slots) = raw.documents.table, raw.ids.shape
+    places, (packs, slots) = raw.places, raw.ids.shape
     input_ids = raw.ids.astype(np.int64)
-    slot = table.pack * slots + table.slot
-    # Each document reaches up to the next one, padding with the last of a pack, so that `repeat` gives all slots.
-    reach = np.empty_like(slot)
-    np.subtract(slot[1:], slot[:-1], out=reach[:-1])
-    reach[-1:] = packs * slots - slot[-1:]
-    numbers = table.number.repeat(reach).reshape(packs, slots)
-    positions = (table.slot - table.start).repeat(reach).reshape(packs, slots)
+    numbers = places.number.repeat(places.reach).reshape(packs, slots)
+    positions = places.origin.repeat(places.reach).reshape(packs, slots)
     np.subtract(_counted(slots), positions, out=positions)
-    last = table.pack.searchsorted(np.arange(packs), "right") - 1
-    for pack, end in enumerate((table.slot + table.length)[last].tolist()):
+    for pack, end in enumerate(places.used):
         if end < slots:
             numbers[pack, end:] = positions[pack, end:] = 0
-            input_ids[pack, end:] = pad_id
+            if pad_id:
+                input_ids[pack, end:] = pad_id
     return input_ids, labels(raw.ids, raw.labelled), positions, numbers
 
 

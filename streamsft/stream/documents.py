@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from streamsft.types import Bools, Ints
 
-__all__ = ["Documents"]
+__all__ = ["Documents", "Stretch", "gathered"]
 
 
 class Documents(NamedTuple):
@@ -38,21 +38,46 @@ class Documents(NamedTuple):
 
     def take(self, keep: Ints | Bools | slice) -> Documents:
         """The documents that `keep` selects."""
-        return Documents(*(column[keep] for column in self))
+        return Documents(*[column[keep] for column in self])
 
     def packs(self, start: int, stop: int) -> Documents:
         """The documents of packs `start` to `stop` (exclusive), packs numbered from 0 again."""
         first, last = self.pack.searchsorted((start, stop)).tolist()
-        if first == 0 and last == len(self.pack):
-            return self if start == 0 else self._replace(pack=self.pack - start)
         part = self.take(slice(first, last))
-        return part._replace(pack=part.pack - start) if start else part
+        return part._replace(pack=part.pack - start)
 
-    @staticmethod
-    def join(parts: Sequence[tuple[Documents, int]]) -> Documents:
-        """Documents of several (documents, number of packs) parts, packs numbered on."""
-        if len(parts) == 1:
-            return parts[0][0]
-        offsets = np.cumsum([0, *(count for _, count in parts)])
-        moved = [part._replace(pack=part.pack + offset) for (part, _), offset in zip(parts, offsets, strict=False)]
-        return Documents(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
+
+class Stretch(NamedTuple):
+    """Packs of a window that follow each other."""
+
+    documents: Documents
+    """All documents of the window."""
+    borders: Sequence[int]
+    """Number of documents before each pack of the window, and of all."""
+    first: int
+    """Number of the first pack in the window."""
+    stop: int
+    """Number of the pack behind the last."""
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+        return self.borders[self.stop] - self.borders[self.first]
+
+
+def gathered(stretches: Iterable[Stretch]) -> Documents:
+    """The documents of some stretches, packs numbered from 0. Views, if the stretches follow each other."""
+    joined: list[Stretch] = []
+    for stretch in stretches:
+        if joined and joined[-1].documents is stretch.documents and joined[-1].stop == stretch.first:
+            joined[-1] = joined[-1]._replace(stop=stretch.stop)
+        else:
+            joined.append(stretch)
+    parts, packs = [], 0
+    for documents, borders, first, stop in joined:
+        part = documents.take(slice(borders[first], borders[stop]))
+        parts.append(part._replace(pack=part.pack + (packs - first)))
+        packs += stop - first
+    if len(parts) == 1:
+        return parts[0]
+    return Documents(*map(np.concatenate, zip(*parts, strict=True)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamsft.errors import StateError
 from streamsft.stream.blocks import FeedState
-from streamsft.stream.documents import Documents
+from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.feed import Feed
 from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
@@ -164,19 +164,27 @@ class Lane:
         """Where the lane stands behind the last pack taken, in its one canonical form."""
         return self._state
 
-    def take(self, count: int, step: int = 0) -> Documents:
-        """The documents of the next `count` packs, which go to `step`; packs numbered from 0."""
-        self._forget()
-        self._read_ahead()
-        parts: list[tuple[Documents, int]] = []
-        while count:
+    def take(self, count: int) -> Documents:
+        """The documents of the next `count` packs, numbered from 0."""
+        return gathered(self.stretches(count, 0, range(count)))
+
+    def stretches(self, count: int, step: int, share: range) -> list[Stretch]:
+        """Take the next `count` packs, which go to `step`: those whose numbers among them are in `share`."""
+        if self._feeds:
+            self._forget()
+            self._read_ahead()
+        parts = []
+        taken = 0
+        while taken < count:
             window = self._window(step)
             start = self._state.emitted
-            stop = min(window.packs, start + count)
-            parts.append((window.documents.packs(start, stop), stop - start))
-            count -= stop - start
+            stop = min(window.packs, start + count - taken)
+            first, last = max(start, start + share.start - taken), min(stop, start + share.stop - taken)
+            if first < last:
+                parts.append(Stretch(window.documents, window.borders, first, last))
+            taken += stop - start
             self._advance(window, stop)
-        return Documents.join(parts)
+        return parts
 
     def rest(self) -> tuple[Documents, int]:
         """The documents of the open window's packs that are left, and the number of those packs; takes none."""
@@ -255,7 +263,17 @@ class Lane:
 
     def _advance(self, window: Window, emitted: int) -> None:
         if emitted < window.packs:
-            self._state = replace(self._state, emitted=emitted, opened=self._opened)
+            state = self._state
+            self._state = LaneState(
+                window=state.window,
+                due=state.due,
+                drawn=state.drawn,
+                emitted=emitted,
+                feeds=state.feeds,
+                basis=state.basis,
+                opened=self._opened,
+                before_edit=state.before_edit,
+            )
             return
         drawn = tuple(window.drawn.tolist())
         self._state = LaneState(

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from streamsft import errors
 from streamsft.errors import StreamsftError
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
-from streamsft.stream.documents import Documents
-from streamsft.stream.labelling import label_stretches
+from streamsft.stream.documents import Documents, gathered
+from streamsft.stream.labelling import Labelled, label_stretches
 from streamsft.stream.lane import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
-from streamsft.stream.records import BatchDocuments, DocumentTable, StepEnd
+from streamsft.stream.records import BatchDocuments, DocumentTable, Places, StepEnd
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Int32s, Ints
 
@@ -35,23 +35,33 @@ class RawBatch:
         ids: token ids, int32[packs, sequence_length]; 0 on padding.
         labelled: where labels are, supervised tokens but for the first of each document: first slot and the slot
             behind it of each stretch, int32[stretches, 2], slots numbered over all packs.
+        places: where documents stand.
         documents: what is known of the documents, and what the step leaves beside them.
     """
 
     ids: Int32s
     labelled: Int32s
+    places: Places
     documents: BatchDocuments
 
     @classmethod
     def skipped(cls, step: StepPlan) -> RawBatch:
         """What takes the place of a step that is left out: no pack, but the lanes behind it."""
         nothing = np.empty(0, np.int64)
-        table = DocumentTable(*(nothing for _ in DocumentTable._fields))
-        end = StepEnd(step=step.step, refused=(), lanes=step.lanes)
+        documents = BatchDocuments(
+            packs=0,
+            known=DocumentTable(*(nothing for _ in DocumentTable._fields)),
+            chosen=slice(0),
+            before=0,
+            values={},
+            carried={},
+            end=StepEnd(step=step.step, refused=(), lanes=step.lanes),
+        )
         return cls(
             ids=np.empty((0, 0), np.int32),
             labelled=np.empty((0, 2), np.int32),
-            documents=BatchDocuments(packs=0, table=table, values={}, carried={}, end=end),
+            places=Places(nothing, nothing, nothing, ()),
+            documents=documents,
         )
 
     def to_bytes(self) -> bytes:
@@ -62,9 +72,10 @@ class RawBatch:
             "shapes": [len(table.source), len(self.labelled), *self.ids.shape],
             "values": list(values),
             "refused": list(refused),
+            "used": self.places.used,
             "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
-        arrays: list[NDArray[Any]] = [*table, *values.values(), self.ids, self.labelled]
+        arrays: list[NDArray[Any]] = [*table, *self.places[:3], *values.values(), self.ids, self.labelled]
         return b"".join([_header(header), *(array.tobytes() for array in arrays), to_blob(self.documents.carried)])
 
     @classmethod
@@ -87,6 +98,7 @@ class RawBatch:
             return array
 
         table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
+        places = Places(*(next_array(np.int64, entries) for _ in range(3)), used=header["used"])
         values = {name: next_array(np.float64, entries) for name in header["values"]}
         end = StepEnd(
             step=header["step"],
@@ -98,8 +110,10 @@ class RawBatch:
         ids = next_array(np.int32, math.prod(shape)).reshape(shape)
         labelled = next_array(np.int32, 2 * stretches).reshape(-1, 2)
         carried = from_blob(data[at:])
-        documents = BatchDocuments(packs=shape[0], table=table, values=values, carried=carried, end=end)
-        return cls(ids=ids, labelled=labelled, documents=documents)
+        documents = BatchDocuments(
+            packs=shape[0], known=table, chosen=slice(None), before=0, values=values, carried=carried, end=end
+        )
+        return cls(ids=ids, labelled=labelled, places=places, documents=documents)
 
 
 def error_to_bytes(error: StreamsftError) -> bytes:
@@ -138,7 +152,7 @@ def materialize(
     """
     if not steps:
         return
-    documents = Documents.join([(step.documents, step.packs) for step in steps])
+    documents = gathered(stretch for step in steps for stretch in step.stretches)
     try:
         ids, masks = read_documents(leaves, read, documents, None if metrics else read_ids)
         carried = carried_of(leaves, documents)
@@ -150,35 +164,39 @@ def materialize(
             yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
-    ends = np.cumsum([step.packs for step in steps])
-    labelled = np.split(chunk.labelled, chunk.labelled[:, 0].searchsorted(ends[:-1] * slots))
-    first = opened = 0
-    for step, closed, mine in zip(steps, ends.tolist(), labelled, strict=True):
-        stop = first + len(step.documents.source)
-        table = DocumentTable(*[column[first:stop] for column in chunk.table])
+    opened = 0
+    for step in steps:
+        closed = opened + step.packs
+        mine = slice(chunk.borders[opened], chunk.borders[closed])
+        flat = _filled(ids, chunk.borders[opened : closed + 1], chunk.places.used[opened:closed], slots)
+        stretches = slice(*chunk.labelled.stretches[:, 0].searchsorted((opened * slots, closed * slots)).tolist())
         known = BatchDocuments(
             packs=step.packs,
-            table=table._replace(pack=step.documents.pack),
-            values={name: numbers[first:stop] for name, numbers in values.items()},
-            carried=part_of(carried, slice(first, stop)),
+            known=chunk.table,
+            chosen=mine,
+            before=opened,
+            values={name: numbers[mine] for name, numbers in values.items()},
+            carried=part_of(carried, mine) if carried else {},
             end=StepEnd(step=step.step, refused=step.refused, lanes=step.lanes),
         )
-        flat = _filled(ids, chunk.borders[opened : closed + 1], chunk.padding[opened:closed])
-        yield RawBatch(ids=flat.reshape(step.packs, slots), labelled=mine - opened * slots, documents=known)
-        first, opened = stop, closed
+        number, origin, reach, used = chunk.places
+        yield RawBatch(
+            ids=flat.reshape(step.packs, slots),
+            labelled=chunk.labelled.stretches[stretches] - opened * slots,
+            places=Places(number[mine], origin[mine], reach[mine], used[opened:closed]),
+            documents=known,
+        )
+        opened = closed
 
 
 class _Chunk(NamedTuple):
-    """Where the documents of some steps stand in their packs."""
+    """What is known of the documents of some steps, packs numbered over all of them."""
 
     table: DocumentTable
-    """The documents, packs numbered over all steps."""
-    labelled: Int32s
-    """`RawBatch.labelled`, slots numbered over all steps."""
-    borders: list[int]
+    places: Places
+    labelled: Labelled
+    borders: Sequence[int]
     """Number of documents before each pack, and of all."""
-    padding: list[int]
-    """Slots that each pack leaves empty."""
 
 
 def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: int) -> _Chunk:
@@ -188,8 +206,8 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     borders = documents.pack.searchsorted(np.arange(packs + 1))
     opened = borders[documents.pack]
     slot = place - place[opened]
-    last = borders[1:] - 1
-    labelled = label_stretches(documents, documents.pack * slots + slot, masks)
+    first = documents.pack * slots + slot
+    labelled = label_stretches(documents, first, masks)
     table = DocumentTable(
         source=documents.source,
         row=documents.row,
@@ -204,23 +222,25 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
         supervised=labelled.supervised,
         turns=labelled.turns,
     )
-    padding = slots - (slot + documents.length)[last]
-    return _Chunk(table, labelled.stretches, borders.tolist(), padding.tolist())
+    used = (slot + documents.length)[borders[1:] - 1]
+    reach = np.diff(first, append=packs * slots)
+    places = Places(table.number, slot - documents.start, reach, used.tolist())
+    return _Chunk(table, places, labelled, borders.tolist())
 
 
-def _filled(ids: Sequence[Int32s], borders: Sequence[int], padding: Sequence[int]) -> Int32s:
+def _filled(ids: Sequence[Int32s], borders: Sequence[int], used: Sequence[int], slots: int) -> Int32s:
     """Packs end to end, int32[packs * slots], from the ids of all documents.
 
     Args:
         ids: of each document.
         borders: number of documents before each pack, and up to the end of the last.
-        padding: slots that each pack leaves empty.
+        used: slots that each pack fills.
+        slots: the sequence length.
     """
-    nothing = np.zeros(max(padding), np.int32)
+    nothing = np.zeros(slots - min(used), np.int32)
     parts: list[Int32s] = []
-    for start, stop, missing in zip(borders, borders[1:], padding, strict=False):
+    for start, stop, filled in zip(borders, borders[1:], used, strict=False):
         parts += ids[start:stop]
-        if missing:
-            parts.append(nothing[:missing])
+        if filled < slots:
+            parts.append(nothing[: slots - filled])
     return np.concatenate(parts, dtype=np.int32, casting="same_kind")
-

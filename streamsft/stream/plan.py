@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -24,12 +24,23 @@ __all__ = ["Feeds", "Plan", "Window"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The packs of one window, and where the lane stands behind it; `due` and `drawn` are int64[sources]."""
+    """The packs of one window, and where the lane stands behind it.
+
+    Attributes:
+        documents: all documents, sorted by pack.
+        borders: number of documents before each pack, and of all.
+        due: due time of each source, int64[sources].
+        drawn: draws of each source, int64[sources].
+    """
 
     documents: Documents
-    packs: int
+    borders: Sequence[int]
     due: Ints
     drawn: Ints
+
+    @property
+    def packs(self) -> int:
+        return len(self.borders) - 1
 
 
 _USUAL, _LONGEST = 1024, np.iinfo(np.int32).max
@@ -126,7 +137,8 @@ class Plan:
         found = self._located(lane, draws.source[order], draws.number[order], feeds)
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
-        return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
+        borders = documents.pack.searchsorted(np.arange(packs + 1)).tolist()
+        return Window(documents=documents, borders=borders, due=draws.due, drawn=draws.drawn)
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The rows of the draws, whole, each in pack 0."""

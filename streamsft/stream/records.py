@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import numpy as np
@@ -13,7 +14,7 @@ from streamsft.stream.carrying import Carried, part_of
 from streamsft.stream.lane import LaneState
 from streamsft.types import Floats, Ints
 
-__all__ = ["BatchDocuments", "DocumentTable", "StepEnd"]
+__all__ = ["BatchDocuments", "DocumentTable", "Places", "StepEnd"]
 
 
 class DocumentTable(NamedTuple):
@@ -56,32 +57,56 @@ class StepEnd(NamedTuple):
     """State behind the step of the lanes it came from."""
 
 
+class Places(NamedTuple):
+    """Where the documents of some packs stand, as it takes to fill arrays of slots."""
+
+    number: Ints
+    """Number of each document in its pack, int64[documents]."""
+    origin: Ints
+    """What to take from the number of a slot in its pack to get the position in the document, int64[documents]."""
+    reach: Ints
+    """Slots up to the next document, padding with the last one of a pack, int64[documents]."""
+    used: Sequence[int]
+    """Per pack the slots that are not padding."""
+
+
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BatchDocuments:
     """The documents of one rank's part of a step, or of some packs of it.
 
     Attributes:
         packs: number of packs.
-        table: one entry per document, packs numbered from 0.
+        known: the table that they stand in, among others.
+        chosen: where they do.
+        before: number of the first pack in that table.
         values: per user metric a number per document, float64[documents].
         carried: what travels with the documents beside their tokens.
         end: what the step leaves behind.
     """
 
     packs: int
-    table: DocumentTable
+    known: DocumentTable
+    chosen: slice
+    before: int
     values: Mapping[str, Floats]
     carried: Carried
     end: StepEnd
 
+    @cached_property
+    def table(self) -> DocumentTable:
+        """One entry per document, packs numbered from 0."""
+        table = DocumentTable(*[column[self.chosen] for column in self.known])
+        return table._replace(pack=table.pack - self.before) if self.before else table
+
     def part(self, start: int, stop: int) -> BatchDocuments:
         """The documents of packs `start` to `stop` (exclusive), as views, packs numbered from 0 again."""
         first, last = self.table.pack.searchsorted((start, stop)).tolist()
-        table = DocumentTable(*[column[first:last] for column in self.table])
         return BatchDocuments(
             packs=stop - start,
-            table=table._replace(pack=table.pack - start) if start else table,
+            known=self.table,
+            chosen=slice(first, last),
+            before=start,
             values={name: value[first:last] for name, value in self.values.items()},
             carried=part_of(self.carried, slice(first, last)),
             end=self.end._replace(refused=()) if start else self.end,  # counted with the first part

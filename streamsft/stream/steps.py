@@ -14,7 +14,7 @@ import numpy as np
 
 from streamsft.errors import ConfigError, StateError
 from streamsft.sources.base import IdsSource
-from streamsft.stream.documents import Documents
+from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
@@ -155,17 +155,22 @@ class StepPlan:
 
     Attributes:
         step: number of the step, from 1.
-        documents: the documents of this rank's packs, packs numbered from 0.
+        stretches: this rank's packs.
         packs: number of those packs.
         refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
     """
 
     step: int
-    documents: Documents
+    stretches: Sequence[Stretch]
     packs: int
     lanes: Mapping[int, LaneState]
     refused: Sequence[tuple[int, str, int]] = ()
+
+    @property
+    def documents(self) -> Documents:
+        """The documents of the packs, these numbered from 0."""
+        return gathered(self.stretches)
 
 
 @final
@@ -229,6 +234,7 @@ class StepPlanner:
         self.step = step
         self._mixes = mixes
         self._states = lanes
+        self._shares = [range(*topology.share(place)) for place in range(topology.lanes_per_step)]
         self._lanes: dict[int, Lane] = {}
 
     def skip(self) -> None:
@@ -264,16 +270,15 @@ class StepPlanner:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
         self.step += 1
         topology = self.topology
-        parts, states = [], {}
-        for place, number in enumerate(topology.group(self.step - 1)):
-            start, stop = topology.share(place)
-            if start < stop:
-                taken = self._lane(number).take(topology.global_batch_size // topology.lanes_per_step, self.step)
-                parts.append((taken.packs(start, stop), stop - start))
-                states[number] = self._lanes[number].state
-        documents = Documents.join(parts)
-        refused = tuple(self._refused(documents))
-        return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
+        parts: list[Stretch] = []
+        states = {}
+        for number, share in zip(topology.group(self.step - 1), self._shares, strict=True):
+            if share:
+                lane = self._lane(number)
+                parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
+                states[number] = lane.state
+        refused = tuple(self._refused(gathered(parts))) if self._mixes.streaming else ()
+        return StepPlan(step=self.step, stretches=parts, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:
         """Rows of streaming sources that were refused on the way to these documents."""

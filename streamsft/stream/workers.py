@@ -29,7 +29,7 @@ __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worke
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
-_READ_TOGETHER = 256  # documents of several steps, which spares a source's cost per call
+_READ_TOGETHER = 1024  # documents of several steps, which spares what is done once for them
 
 
 @final
@@ -82,10 +82,10 @@ class RawSteps(IterableDataset[bytes]):
         together: list[StepPlan] = []
         documents, enough = 0, 1  # the first step alone, for it is waited for
         for step in self._planned(planner, shard):
-            skipped = any(first <= step.step <= last for first, last in self.skip)
+            skipped = bool(self.skip) and any(first <= step.step <= last for first, last in self.skip)
             if not skipped:
                 together.append(step)
-                documents += len(step.documents.source)
+                documents += sum(stretch.size for stretch in step.stretches)
             if skipped or self.mixes.streaming or documents >= enough:
                 yield from materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
                 enough = min(2 * documents, _READ_TOGETHER)
