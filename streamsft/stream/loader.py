@@ -54,7 +54,7 @@ class Loader:
         workers: processes that read tokens; 0 reads in this process.
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
-        prefetch: batches kept ready, per worker.
+        prefetch: batches kept ready; with workers portions of up to four batches, per worker.
         lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
             source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
             streaming source the greatest common divisor of `global_batch_size` and 8.

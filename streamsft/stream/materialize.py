@@ -20,10 +20,11 @@ from streamsft.stream.lane import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
 from streamsft.stream.records import BatchDocuments, DocumentTable, Places, StepEnd
+from streamsft.stream.shipping import Buffers
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["RawBatch", "error_to_bytes", "materialize"]
+__all__ = ["RawBatch", "error_to_buffers", "materialize"]
 
 
 @final
@@ -64,8 +65,8 @@ class RawBatch:
             documents=documents,
         )
 
-    def to_bytes(self) -> bytes:
-        """The batch as one bytes object, for the way out of a worker process."""
+    def to_buffers(self) -> Buffers:
+        """The batch for the way out of a worker process."""
         table, values, (step, refused, lanes) = self.documents.table, self.documents.values, self.documents.end
         header = {
             "step": step,
@@ -76,17 +77,17 @@ class RawBatch:
             "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
         arrays: list[NDArray[Any]] = [*table, *self.places[:3], *values.values(), self.ids, self.labelled]
-        return b"".join([_header(header), *(array.tobytes() for array in arrays), to_blob(self.documents.carried)])
+        return [_header(header), *arrays, to_blob(self.documents.carried)]
 
     @classmethod
-    def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
-        """Read what `to_bytes` or `error_to_bytes` wrote in this run; the arrays are read-only views of `data`.
+    def from_bytes(cls, data: bytes | memoryview, mixes: Mixes) -> RawBatch:
+        """Read what `to_buffers` or `error_to_buffers` gave in this run; the arrays are read-only views of `data`.
 
         Raises:
             StreamsftError: the one that `data` stands for.
         """
         at = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:at])
+        header = json.loads(bytes(data[8:at]))
         if "error" in header:
             raise getattr(errors, header["error"])(header["message"])
         entries, stretches, *shape = header["shapes"]
@@ -116,9 +117,9 @@ class RawBatch:
         return cls(ids=ids, labelled=labelled, places=places, documents=documents)
 
 
-def error_to_bytes(error: StreamsftError) -> bytes:
-    """An error as the bytes object that takes the place of a batch."""
-    return _header({"error": type(error).__name__, "message": str(error)})
+def error_to_buffers(error: StreamsftError) -> Buffers:
+    """An error in the place of a batch."""
+    return [_header({"error": type(error).__name__, "message": str(error)})]
 
 
 def _header(value: Mapping[str, Any]) -> bytes:

@@ -19,8 +19,9 @@ from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.sources.lastread import LastRead, note
 from streamsft.stream.lane import LaneState
-from streamsft.stream.materialize import RawBatch, error_to_bytes, materialize
+from streamsft.stream.materialize import RawBatch, error_to_buffers, materialize
 from streamsft.stream.reading import Valued
+from streamsft.stream.shipping import Buffers, in_turn, portions, widen
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner, Topology
 from streamsft.text.streaming import check_portable
 from streamsft.types import Bools, Int32s, Ints, Shard
@@ -109,11 +110,14 @@ class RawSteps(IterableDataset[bytes]):
         shard = worker_shard(Shard())
         if self.last_read is not None:
             self.last_read.begin(shard.index)
+        yield from portions(self._buffers(shard), shard.index, one_by_one=bool(self.mixes.streaming))
+
+    def _buffers(self, shard: Shard) -> Iterator[Buffers]:
         try:
             for raw in self.batches(shard):
-                yield raw.to_bytes()
+                yield raw.to_buffers()
         except StreamsftError as error:
-            yield error_to_bytes(error)
+            yield error_to_buffers(error)
 
 
 def worker_batches(
@@ -121,13 +125,13 @@ def worker_batches(
 ) -> Iterator[RawBatch]:
     """The batches of `steps` in order, made by `workers` processes.
 
-    torch's loader asks its workers in turn, worker 0 first, which is the order that `RawSteps` deals steps in.
+    `RawSteps` deals steps to the workers in turn, worker 0 first.
 
     Args:
         steps: what to make.
         workers: number of processes.
         start_method: how they are started; None is Python's default on this system.
-        prefetch: batches that each worker keeps ready.
+        prefetch: messages that each worker keeps ready, of a few batches each.
 
     Raises:
         StreamsftError: what a worker raised, where its batch would have come.
@@ -155,9 +159,16 @@ def worker_batches(
                 check_portable(leaf.streamed)
         check_picklable("source", {leaf.name: leaf.source for leaf in steps.mixes.leaves})
         raise
+    widen(batches)
+    for data in in_turn(_received(batches, last_read), workers):
+        yield RawBatch.from_bytes(data, steps.mixes)
+
+
+def _received(messages: Iterator[bytes], last_read: LastRead) -> Iterator[bytes]:
+    """What the workers send, until they have all ended."""
     while True:
         try:
-            data = next(batches)
+            yield next(messages)
         except StopIteration:
             return
         except RuntimeError as error:
@@ -167,7 +178,6 @@ def worker_batches(
                 f"a loader worker died: {last_read.dead(str(error))} ({error}). Often the system stopped it for want "
                 "of memory: lower loader.workers, then start the same command again to go on from the last checkpoint"
             ) from error
-        yield RawBatch.from_bytes(data, steps.mixes)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from streamsft.errors import ConfigError, DataError, MetricError
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.reducers import Mean
 from streamsft.stream.loader import Loader
-from streamsft.stream.materialize import RawBatch, error_to_bytes
+from streamsft.stream.materialize import RawBatch, error_to_buffers
 from streamsft.stream.packer import Packer
 from streamsft.stream.steps import Mixes, Topology
 from streamsft.stream.workers import RawSteps
@@ -78,7 +78,7 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
     metrics = [Metric("tokens", _tokens, [Mean()])]
     steps = RawSteps(mixes, topology, mix.sequence_length, metrics, 0, {})
     for raw in islice(steps.batches(Shard()), 3):
-        back = RawBatch.from_bytes(raw.to_bytes(), mixes)
+        back = RawBatch.from_bytes(b"".join(raw.to_buffers()), mixes)
         assert raw.ids.dtype == raw.labelled.dtype == np.int32
         assert back.ids.tolist() == raw.ids.tolist()
         assert back.labelled.tolist() == raw.labelled.tolist()
@@ -94,7 +94,7 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
 @given(message=st.text(max_size=50))
 def test_error_survives_its_way_as_bytes(message: str) -> None:
     with pytest.raises(MetricError) as caught:
-        RawBatch.from_bytes(error_to_bytes(MetricError(message)), Mixes(Mix().packer().plan()))
+        RawBatch.from_bytes(b"".join(error_to_buffers(MetricError(message))), Mixes(Mix().packer().plan()))
     assert str(caught.value) == message
 
 
