@@ -165,5 +165,4 @@ def _hashed(half: Keys, key: Keys, radix: Keys) -> Keys:
 def _add(half: Keys, amount: Keys, radix: Keys) -> Keys:
     """`half` + `amount` modulo `radix`; both are below it."""
     amount += half
-    amount -= radix * (amount >= radix)
-    return amount
+    return np.minimum(amount, amount - radix)  # below zero, an unsigned number is the larger of the two

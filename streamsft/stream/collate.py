@@ -15,7 +15,7 @@ from streamsft.errors import ConfigError
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
 from streamsft.stream.carrying import Carried, images_of
-from streamsft.stream.labelling import IGNORE_INDEX, labels
+from streamsft.stream.labelling import IGNORE_INDEX, labels_of
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.records import BatchDocuments
@@ -176,13 +176,16 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
         step: number of the optimizer step; by default that of the documents.
     """
     end = raw.documents.end
-    tensors = map(torch.from_numpy, _laid_out(raw, pad_id))
+    input_ids, labels, position_ids, document_ids = _laid_out(raw, pad_id)
     return Batch(
         step=end.step if step is None else step,
         data_step=end.step,
         sources=sources,
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(position_ids),
+        document_ids=torch.from_numpy(document_ids),
         documents=raw.documents,
-        **dict(zip(_TENSORS, tensors, strict=True)),
     )
 
 
@@ -198,7 +201,7 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
             numbers[pack, end:] = positions[pack, end:] = 0
             if pad_id:
                 input_ids[pack, end:] = pad_id
-    return input_ids, labels(raw.ids, raw.labelled), positions, numbers
+    return input_ids, labels_of(raw.ids, raw.labelled), positions, numbers
 
 
 @lru_cache(maxsize=4)

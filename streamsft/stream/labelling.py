@@ -10,7 +10,7 @@ import numpy as np
 from streamsft.stream.documents import Documents
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["IGNORE_INDEX", "Labelled", "label_stretches", "labels"]
+__all__ = ["IGNORE_INDEX", "Labelled", "label_stretches", "labels_of"]
 
 IGNORE_INDEX = -100
 """Label of what is not trained on: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -67,7 +67,7 @@ def _masked(firsts: Ints, masks: Sequence[Bools]) -> Labelled:
     return Labelled((borders + (firsts - place)[document, None]).astype(np.int32), supervised, turns)
 
 
-def labels(ids: Int32s, stretches: Int32s) -> Ints:
+def labels_of(ids: Int32s, stretches: Int32s) -> Ints:
     """The id where there is a label, else `IGNORE_INDEX`: int64, of the shape of `ids`.
 
     Args:

@@ -165,12 +165,13 @@ def materialize(
             yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
-    opened = 0
-    for step in steps:
-        closed = opened + step.packs
+    number, origin, reach, used = chunk.places
+    stretches = chunk.labelled.stretches
+    ends = np.cumsum([step.packs for step in steps])
+    opened = first = 0
+    for step, closed, last in zip(steps, ends.tolist(), stretches[:, 0].searchsorted(ends * slots).tolist(), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
-        flat = _filled(ids, chunk.borders[opened : closed + 1], chunk.places.used[opened:closed], slots)
-        stretches = slice(*chunk.labelled.stretches[:, 0].searchsorted((opened * slots, closed * slots)).tolist())
+        flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
         known = BatchDocuments(
             packs=step.packs,
             known=chunk.table,
@@ -180,14 +181,13 @@ def materialize(
             carried=part_of(carried, mine) if carried else {},
             end=StepEnd(step=step.step, refused=step.refused, lanes=step.lanes),
         )
-        number, origin, reach, used = chunk.places
         yield RawBatch(
             ids=flat.reshape(step.packs, slots),
-            labelled=chunk.labelled.stretches[stretches] - opened * slots,
+            labelled=stretches[first:last] - opened * slots,
             places=Places(number[mine], origin[mine], reach[mine], used[opened:closed]),
             documents=known,
         )
-        opened = closed
+        opened, first = closed, last
 
 
 class _Chunk(NamedTuple):

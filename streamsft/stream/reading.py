@@ -42,7 +42,8 @@ def read_documents(
     Raises:
         DataError: a source gave another number of tokens than its lengths say; names the source and the row.
     """
-    group = documents.source * 2 + ((documents.labels_from >= 0) & (read_ids is not None))
+    told = documents.labels_from >= 0
+    group = documents.source * 2 + told if read_ids is not None else documents.source * 2
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     ids: list[Int32s] = []
@@ -59,8 +60,11 @@ def read_documents(
             ids += found[0]
             masks += found[1]
     if len(counts) > 1:
-        places = np.argsort(order, kind="stable").tolist()
-        ids, masks = [ids[place] for place in places], [masks[place] for place in places]
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        ids = [ids[place] for place in places.tolist()]
+        if read_ids is None or not told.all():
+            masks = [masks[place] for place in places.tolist()]
     _check(leaves, documents, ids, masks)
     return ids, masks
 
@@ -70,8 +74,8 @@ def _check(leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], mask
     given = np.fromiter(map(len, ids), np.int64, len(ids))
     promised = documents.start + documents.length + documents.cut
     wrong = given < promised
-    for place, mask in enumerate(masks):
-        if mask is not _UNREAD and len(mask) != given[place]:
+    for place in [place for place, mask in enumerate(masks) if mask is not _UNREAD]:
+        if len(masks[place]) != given[place]:
             wrong[place] = True
     if wrong.any() or len(ids) != len(documents.source):
         at = int(np.argmax(wrong))

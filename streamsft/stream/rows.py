@@ -15,7 +15,7 @@ from streamsft.types import Ints
 
 __all__ = ["DrawnRows", "Rows"]
 
-_AHEAD = 4096  # draws looked up together, which takes hardly longer than a quarter of them
+_AHEAD = 8192  # draws looked up together, which takes hardly longer than a quarter of them
 
 
 class DrawnRows(NamedTuple):
