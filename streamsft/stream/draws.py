@@ -21,16 +21,17 @@ SMALLEST_SHARE = {"samples": 1e-8, "tokens": 1e-6}
 _BLOCK = 256  # draws permuted together: ten thousand successive ones then hold every share within half a point
 
 
-def mixed(key: int, count: int) -> Ints:
-    """Numbers of `count` draws in a keyed order without the rhythm of stride scheduling, int64[count].
+def mixed(keys: Sequence[int], count: int) -> Ints:
+    """Numbers of `count` draws in a keyed order without the rhythm of stride scheduling, int64[keys, count].
 
     Blocks are permuted one by one, so that a source keeps its share over any stretch, not only over windows.
     """
-    hashes = hash64(key, np.arange(count))
+    hashes = hash64(np.array(keys, np.uint64)[:, None], np.arange(count))
     whole = count - count % _BLOCK
-    blocks = np.argsort(hashes[:whole].reshape(-1, _BLOCK), axis=1, kind="stable")
+    blocks = np.argsort(hashes[:, :whole].reshape(len(keys), -1, _BLOCK), axis=2, kind="stable")
     blocks += np.arange(0, whole, _BLOCK)[:, None]
-    return np.concatenate([blocks.reshape(-1), np.argsort(hashes[whole:], kind="stable") + whole])
+    rest = np.argsort(hashes[:, whole:], axis=1, kind="stable") + whole
+    return np.concatenate([blocks.reshape(len(keys), whole), rest], axis=1)
 
 
 class Drawn(NamedTuple):
@@ -111,6 +112,25 @@ class Schedule:
             return self._by_samples(due, drawn, count)
         assert cost is not None
         return self._by_cost(due, drawn, count, cost)
+
+    def states(self, due: Ints, drawn: Ints, windows: Drawn, count: int) -> tuple[Ints, Ints]:
+        """Due times and draw counts behind each window of those that were drawn together where shares count samples.
+
+        Args:
+            due: due times before the first, int64[sources].
+            drawn: draw counts before the first, int64[sources].
+            windows: what `draw` gave for them.
+            count: number of windows.
+
+        Returns:
+            int64[count, sources] each.
+        """
+        source = windows.source.reshape(count, -1)
+        row = np.arange(count)[:, None] * len(due)
+        counts = np.bincount((source + row).reshape(-1), minlength=count * len(due)).reshape(count, -1).cumsum(axis=0)
+        last = source[:, -1]
+        now = due[last] + self.stride[last] * (counts[np.arange(count), last] - 1)
+        return np.where(self.stride, due + self.stride * counts - now[:, None], due), drawn + counts
 
     def draw_ahead(self, due: Ints, drawn: Ints, count: int, costs: Costs) -> Drawn:
         """What `draw` gives where shares count tokens, if the costs of many draws can be had at a time.

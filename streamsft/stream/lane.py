@@ -17,6 +17,8 @@ from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Lane", "LaneState"]
 
+_PLANNED = 4096  # draws of all lanes that are planned together: enough to vectorise, and half a megabyte
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,8 @@ class Lane:
             self.plan = before
         self._open_feeds()
         self._open: Window | None = None
+        self._planned: list[Window] = []  # those behind the open one
+        self._ahead = 1
         self._opened = self._state.opened
         self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
@@ -246,13 +250,23 @@ class Lane:
                 self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
             self._resumed = state.emitted
-            self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
+            self._open = self._next_window(state, due, drawn)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "
                     f"but it holds {self._open.packs}: the state belongs to other data"
                 )
         return self._open
+
+    def _next_window(self, state: LaneState, due: Ints, drawn: Ints) -> Window:
+        """The window at whose start, by these due times and draw counts, the lane stands; some are planned together."""
+        if self.plan is not self._next or not self.plan.alike:
+            return self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
+        if not self._planned:
+            self._planned = self.plan.windows(self.number, state.window, due, drawn, self._ahead)
+            most = max(1, _PLANNED // (self.plan.draws * self.plan.lanes))
+            self._ahead = min(2 * self._ahead, most)  # the first alone, for it is waited for
+        return self._planned.pop(0)
 
     def _weighed(self, state: LaneState, step: int) -> LaneState:
         """The state with due times by the weights of `step`."""

@@ -22,7 +22,7 @@ from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_docum
 from streamsft.stream.records import BatchDocuments, DocumentTable, Places, StepEnd
 from streamsft.stream.shipping import Buffers
 from streamsft.stream.steps import Mixes, StepPlan
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, Int32s
 
 __all__ = ["RawBatch", "error_to_buffers", "materialize"]
 
@@ -168,8 +168,9 @@ def materialize(
     number, origin, reach, used = chunk.places
     stretches = chunk.labelled.stretches
     ends = np.cumsum([step.packs for step in steps])
+    behind = stretches[:, 0].searchsorted(ends * slots)
     opened = first = 0
-    for step, closed, last in zip(steps, ends.tolist(), stretches[:, 0].searchsorted(ends * slots).tolist(), strict=True):
+    for step, closed, last in zip(steps, ends.tolist(), behind.tolist(), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
         flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
         known = BatchDocuments(

@@ -1,4 +1,4 @@
-"""Batches on their way between processes: several in one bytes object, because each message costs more than its bytes."""
+"""Batches on their way between processes: several in one bytes object, for a message costs more than its bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unpacked(data: bytes) -> tuple[int, list[memoryview]]:
 
 
 def portions(batches: Iterable[Buffers], sender: int, *, one_by_one: bool) -> Iterator[bytes]:
-    """`batches` in portions that grow to four, for the first is waited for; or each alone, if they take long to make."""
+    """`batches` in portions that grow to four, as the first is waited for; or each alone, if they take long to make."""
     portion: list[Buffers] = []
     enough = 1
     for batch in batches:

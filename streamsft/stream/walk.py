@@ -268,7 +268,7 @@ class LaneWalk:
         ends = np.cumsum(counts).reshape(counts.shape)
         for window, (row, last) in enumerate(zip(counts, ends, strict=True)):
             key = derive_key(self._plan.seed, "window", self._number, self._state.window + window)
-            order = mixed(key, len(row))
+            order = mixed([key], len(row))[0]
             taken = row[order]
             at = np.repeat((last - row)[order] - np.cumsum(taken) + taken, taken) + np.arange(int(taken.sum()))
             packs.append(int(self._packing.pack(lengths[at])[-1]) + 1)
