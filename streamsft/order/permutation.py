@@ -165,4 +165,5 @@ def _hashed(half: Keys, key: Keys, radix: Keys) -> Keys:
 def _add(half: Keys, amount: Keys, radix: Keys) -> Keys:
     """`half` + `amount` modulo `radix`; both are below it."""
     amount += half
-    return np.minimum(amount, amount - radix)  # below zero, an unsigned number is the larger of the two
+    below: Keys = np.minimum(amount, amount - radix)  # below zero, an unsigned number is the larger of the two
+    return below

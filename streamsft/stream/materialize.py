@@ -99,7 +99,8 @@ class RawBatch:
             return array
 
         table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
-        places = Places(*(next_array(np.int64, entries) for _ in range(3)), used=header["used"])
+        number, origin, reach = (next_array(np.int64, entries) for _ in range(3))
+        places = Places(number, origin, reach, header["used"])
         values = {name: next_array(np.float64, entries) for name in header["values"]}
         end = StepEnd(
             step=header["step"],
@@ -110,7 +111,7 @@ class RawBatch:
         )
         ids = next_array(np.int32, math.prod(shape)).reshape(shape)
         labelled = next_array(np.int32, 2 * stretches).reshape(-1, 2)
-        carried = from_blob(data[at:])
+        carried = from_blob(bytes(data[at:]))
         documents = BatchDocuments(
             packs=shape[0], known=table, chosen=slice(None), before=0, values=values, carried=carried, end=end
         )
