@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Source", "is_source"]
+__all__ = ["GroupedSource", "Source", "is_grouped", "is_source"]
 
 
 class Source(Protocol):
@@ -56,6 +56,23 @@ class Source(Protocol):
         """Where stored row `index` came from, as ``file:row`` for messages."""
 
 
+class GroupedSource(Source, Protocol):
+    """A `Source` whose rows are stored in groups that are read whole, such as the row groups of Parquet files."""
+
+    @property
+    def group_bounds(self) -> Ints:
+        """Stored rows before each group, int64[groups + 1]: from 0 to the number of rows, not decreasing."""
+
+    def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
+        """Be told what will be read next, so that it can be fetched ahead.
+
+        Args:
+            reader: who will read; what it said before no longer holds.
+            groups: numbers of the groups in the order that it needs them, each with the rows that it reads before.
+                May be endless: no more is taken of it than is fetched ahead.
+        """
+
+
 _MEMBERS = (
     "name",
     "fingerprint",
@@ -73,3 +90,11 @@ def is_source(value: Any) -> TypeGuard[Source]:
     """Whether `value` has the members of a `Source`. None of them is evaluated, so nothing is opened."""
     missing = object()
     return all(inspect.getattr_static(value, member, missing) is not missing for member in _MEMBERS)
+
+
+def is_grouped(value: Any) -> TypeGuard[GroupedSource]:
+    """Whether `value` has the members of a `GroupedSource`."""
+    missing = object()
+    return is_source(value) and all(
+        inspect.getattr_static(value, member, missing) is not missing for member in ("group_bounds", "expect")
+    )

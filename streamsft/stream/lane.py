@@ -25,7 +25,7 @@ class LaneState:
     Attributes:
         window: number of the open window, from 0.
         due: due time of each source at its start.
-        drawn: draws of each source before it.
+        drawn: draws of each source before it; of one that is read by groups, its place in the `GroupOrder`.
         emitted: packs of the open window that were given out; less than the window holds.
         feeds: where each streaming source stands at the window's start, by its number in the mix.
         basis: step whose weights `due` is measured by, if weights change with the step.
@@ -221,6 +221,7 @@ class Lane:
                 self._opened = state.opened
             due, drawn = np.array(state.due, np.int64), np.array(state.drawn, np.int64)
             self._open = self.plan.window(self.number, state.window, due, drawn, self._streaming(), state.opened)
+            self.plan.announce(self.number, self._open)
             if state.emitted >= self._open.packs:
                 raise StateError(
                     f"lane {self.number}: {state.emitted} packs of window {state.window} were given out, "

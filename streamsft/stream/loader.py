@@ -52,11 +52,11 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready, per worker.
-        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
-            source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
-            streaming source the greatest common divisor of `global_batch_size` and 8.
-        lane_groups: groups of so many lanes that take turns, a step each; with a streaming source `workers` must
-            divide it. By default 1, and 4 with a streaming source.
+        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A source that
+            streams, or is read by row groups, is read by one process per lane, so `dp.count` must divide it then. By
+            default 1, and with such a source the greatest common divisor of `global_batch_size` and 8.
+        lane_groups: groups of so many lanes that take turns, a step each; with such a source `workers` must divide
+            it. By default 1, and 4 with such a source.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
         skip_steps: stretches of steps of the stream, first and last each, that are left out: training goes on with
@@ -87,15 +87,15 @@ class Loader:
         check_workers(workers, start_method)
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
-        streams = any(leaf.streams for leaf in packer.mixture.leaves)
+        owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
         self.topology = Topology(
             global_batch_size=global_batch_size,
             dp=dp or Shard(),
-            lanes_per_step=lanes_per_step or (math.gcd(global_batch_size, 8) if streams else 1),
-            lane_groups=lane_groups or (4 if streams else 1),
+            lanes_per_step=lanes_per_step or (math.gcd(global_batch_size, 8) if owned else 1),
+            lane_groups=lane_groups or (4 if owned else 1),
         )
-        if streams:
+        if owned:
             self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method

@@ -65,6 +65,9 @@ class Plan:
         """By which number documents name each leaf; another plan's leaves may stand beside them."""
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
+        self.group_orders = {
+            at: order for at, leaf in enumerate(self.leaves) if (order := leaf.group_order(seed)) is not None
+        }
         self._rows = np.array([leaf.rows or 1 for leaf in self.leaves], np.int64)
         self._in_order = np.array([not leaf.shuffle for leaf in self.leaves])
         self._row_keys = np.array([derive_key(seed, name, "rows") for name in self.names], np.uint64)
@@ -126,11 +129,26 @@ class Plan:
         found = found.take(mixed(key, len(draws.source)))
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
-        return Window(documents=documents, packs=packs, due=draws.due, drawn=draws.drawn)
+        return Window(documents=documents, packs=packs, due=draws.due, drawn=self._settled(lane, draws.drawn))
+
+    def _settled(self, lane: int, drawn: Ints) -> Ints:
+        """Draw counts behind a window; of a source that is read by groups, where the lane stands in its order."""
+        for at, order in self.group_orders.items():
+            drawn[at] = order.settled(lane, self.lanes, int(drawn[at]))
+        return drawn
+
+    def announce(self, lane: int, window: Window) -> None:
+        """Tell sources that are read by groups what `lane` reads of them in `window`, then behind it."""
+        for at, order in self.group_orders.items():
+            stored = window.documents.stored[window.documents.source == self.numbers[at]]
+            self.leaves[at].announce(order, lane, self.lanes, stored, int(window.drawn[at]))
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
         rows = self._rows[source]
+        codes = number
+        if self.group_orders:
+            number = np.where(np.isin(source, list(self.group_orders)), 0, number)
         position = number * self.lanes + lane
         pass_index, place = np.divmod(position, rows)
         if len(feeds) < len(self.leaves):
@@ -148,6 +166,9 @@ class Plan:
                 row[mine] = [one.row for one in fed]
                 pass_index[mine] = [one.pass_index for one in fed]
                 continue
+            if at in self.group_orders:
+                order = self.group_orders[at]
+                pass_index[mine], stored[mine] = order.located(lane, self.lanes, codes[mine])
             if leaf.usable is not None:
                 stored[mine] = leaf.usable[stored[mine]]
             length[mine] = leaf.indexed.lengths[stored[mine]]

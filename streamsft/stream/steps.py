@@ -55,7 +55,7 @@ class Topology:
                 )
 
     def check_owners(self, workers: int) -> None:
-        """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
+        """Refuse a topology in which two processes would read the same lane, for sources that are dealt to lanes.
 
         Raises:
             ConfigError: with the values that are possible.
@@ -67,8 +67,8 @@ class Topology:
             if total % value:
                 allowed = [n for n in range(1, total + 1) if total % n == 0]
                 raise ConfigError(
-                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
-                    f"streaming source; it may be one of {', '.join(map(str, allowed))}"
+                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a source "
+                    f"that streams or is shuffled by row groups; it may be one of {', '.join(map(str, allowed))}"
                 )
 
     @property
