@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from streamsft.errors import StoreError
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Ragged", "TokenColumns", "ragged"]
+__all__ = ["UNSUPERVISED", "Ragged", "TokenColumns", "ragged"]
+
+UNSUPERVISED = -100
+"""The label of what is not trained on."""
+
+_LISTS = "write one list of numbers per row"
 
 
 @final
@@ -25,24 +30,39 @@ class Ragged:
         values: the flat values in their stored type; uint8[bytes] of packed bits when `bit_offset` >= 0.
         offsets: int32 or int64[rows + 1], not decreasing; the first may be above 0.
         bit_offset: position in bits of value 0 in `values`, or -1 when values are not packed bits.
+        labels: whether values are labels of which a mask is to be made: False where a label is -100.
     """
 
     values: NDArray[Any]
     offsets: NDArray[Any]
     bit_offset: int = -1
+    labels: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the values are what they are read as."""
+        return self.bit_offset < 0 and not self.labels
 
     def slice(self, start: int, stop: int) -> NDArray[Any]:
-        """The values numbered `start` to `stop`: a view, or bool[stop - start] unpacked from bits."""
-        if self.bit_offset < 0:
-            return self.values[start:stop]
-        return _unpack(self.values, start + self.bit_offset, stop + self.bit_offset)
+        """The values numbered `start` to `stop`: a view, or bool[stop - start] made from bits or labels."""
+        if self.bit_offset >= 0:
+            return _unpack(self.values, start + self.bit_offset, stop + self.bit_offset)
+        values = self.values[start:stop]
+        return values != UNSUPERVISED if self.labels else values
 
 
-def ragged(array: pa.Array, where: str) -> Ragged:
+def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = False, labels: bool = False) -> Ragged:
     """Read one chunk of a list column without copying, as far as its layout allows.
 
     Lists, large lists and fixed-size lists of integers or booleans, sliced or not, are read in place.
     A null row counts as an empty one. Chunks with null rows, list views and dictionaries are decoded into memory.
+
+    Args:
+        array: the chunk.
+        where: what holds it, for messages.
+        first_row: number of its first row, for messages.
+        floats: whether lists of floating-point numbers will do, for masks of 0.0 and 1.0.
+        labels: whether the lists are labels; see `Ragged`.
 
     Raises:
         StoreError: the column holds no lists of integers or booleans, or a null among the values of a row.
@@ -51,22 +71,31 @@ def ragged(array: pa.Array, where: str) -> Ragged:
         array = array.storage
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return ragged(array.dictionary_decode(), where)
+        return ragged(array.dictionary_decode(), where, first_row=first_row, floats=floats, labels=labels)
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if pa.types.is_null(kind):
+        return Ragged(np.empty(0, np.int32), np.zeros(len(array) + 1, np.int32))
     if not is_view and not _is_list(kind):
-        raise StoreError(f"{where}: needs lists of integers or booleans, found {kind}")
+        raise StoreError(f"{where}: needs lists of integers or booleans, found {kind}; {_LISTS}")
     if is_view or array.null_count:
-        return _with_values(array.flatten(), _offsets_of_lengths(array), where)
-    offsets: NDArray[Any]
-    if pa.types.is_fixed_size_list(kind):
-        offsets = (array.offset + np.arange(len(array) + 1, dtype=np.int64)) * kind.list_size
-    elif len(array) == 0:
-        offsets = np.zeros(1, np.int64)
+        values, offsets = array.flatten(), _offsets_of_lengths(array)
     else:
-        width = np.int64 if pa.types.is_large_list(kind) else np.int32
-        stored = np.frombuffer(array.buffers()[1], width)
-        offsets = stored[array.offset : array.offset + len(array) + 1]
-    return _with_values(array.values, offsets, where)
+        values, offsets = array.values, _offsets(array)
+    found = _with_values(values, offsets, where, first_row, floats)
+    if labels and found.bit_offset >= 0:
+        raise StoreError(f"{where}: needs lists of integers, found {kind}; a label is a token id or -100")
+    return replace(found, labels=True) if labels else found
+
+
+def _offsets(array: pa.Array) -> NDArray[Any]:
+    """The offsets of a chunk without null rows."""
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        return np.asarray((array.offset + np.arange(len(array) + 1, dtype=np.int64)) * kind.list_size)
+    if len(array) == 0:
+        return np.zeros(1, np.int64)
+    width = np.int64 if pa.types.is_large_list(kind) else np.int32
+    return np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -83,7 +112,7 @@ def _offsets_of_lengths(array: pa.Array) -> Ints:
     return offsets
 
 
-def _with_values(values: pa.Array, offsets: NDArray[Any], where: str) -> Ragged:
+def _with_values(values: pa.Array, offsets: NDArray[Any], where: str, first_row: int, floats: bool) -> Ragged:
     while isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_dictionary(values.type):
@@ -94,12 +123,14 @@ def _with_values(values: pa.Array, offsets: NDArray[Any], where: str) -> Ragged:
     if first == last:
         return Ragged(np.empty(0, np.int32), np.zeros_like(offsets))
     if values.null_count and values.slice(first, last - first).null_count:
-        raise StoreError(f"{where}: a row has a null among its values; remove it or write a number")
+        nulls = values.slice(first, last - first).is_null().to_numpy(zero_copy_only=False)
+        row = first_row + int(np.searchsorted(offsets - first, int(np.argmax(nulls)), side="right")) - 1
+        raise StoreError(f"{where}, row {row}: has a null among its values; remove the row or write a number")
     kind = values.type
     if pa.types.is_boolean(kind):
         return Ragged(np.frombuffer(values.buffers()[1], np.uint8), offsets, values.offset)
-    if not pa.types.is_integer(kind):
-        raise StoreError(f"{where}: needs lists of integers or booleans, found lists of {kind}")
+    if not pa.types.is_integer(kind) and not (floats and pa.types.is_floating(kind)):
+        raise StoreError(f"{where}: needs lists of integers or booleans, found lists of {kind}; {_LISTS}")
     flat = np.frombuffer(values.buffers()[1], kind.to_pandas_dtype())
     return Ragged(flat[values.offset : values.offset + len(values)], offsets)
 
@@ -134,7 +165,7 @@ class TokenColumns:
         self._first_row = rows[1:-1].astype(np.int64)
         before = bounds[rows[:-1]]
         self._ids = _Column([ids for ids, _ in chunks], before, whole)
-        self._masks = _Column([mask for _, mask in chunks], before, whole)
+        self._masks = _Column([mask for _, mask in chunks], before, whole, mask=True)
         self._direct = self._ids.dtype == np.int32 and self._masks.dtype == np.bool_
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
@@ -153,23 +184,31 @@ class TokenColumns:
         if self._direct or not ids:
             return ids, masks
         lengths = stops - starts
-        return _converted(ids, lengths, np.int32), _converted(masks, lengths, np.bool_)
+        if self._ids.dtype != np.int32:
+            ids = _converted(ids, lengths, np.int32)
+        if self._masks.labels:
+            return ids, _cut(np.concatenate(masks) != UNSUPERVISED, lengths)
+        return ids, masks if self._masks.dtype == np.bool_ else _converted(masks, lengths, np.bool_)
 
 
 @final
 class _Column:
     """One token column: per chunk its flat values and what to take from a token's number to find it there."""
 
-    def __init__(self, chunks: Sequence[Ragged], before: Ints, whole: NDArray[np.uint8] | None) -> None:
+    def __init__(
+        self, chunks: Sequence[Ragged], before: Ints, whole: NDArray[np.uint8] | None, *, mask: bool = False
+    ) -> None:
         self._values = [c.values for c in chunks]
         self._shift = before - np.array([c.offsets[0] for c in chunks], np.int64)
-        self._bits = [c.bit_offset for c in chunks] if any(c.bit_offset >= 0 for c in chunks) else None
+        self.labels = bool(chunks) and all(c.labels for c in chunks)
+        self._mixed = None if self.labels or all(c.plain for c in chunks) else chunks
         self._flat: NDArray[Any] | None = None
         types = {values.dtype for values in self._values if len(values)}
-        if self._bits is None and types and all(kind.itemsize == 1 for kind in types):
-            self._values = [values.view(np.bool_) for values in self._values]  # 0 and 1, as `scan` has checked
+        bytewide = bool(types) and all(kind.itemsize == 1 for kind in types)
+        if mask and bytewide and self._mixed is None and not self.labels:
+            self._values = [values.view(np.bool_) for values in self._values]  # 0 and 1, as has been checked
             types = {np.dtype(np.bool_)}
-        self.dtype = types.pop() if len(types) == 1 and self._bits is None else None
+        self.dtype = types.pop() if len(types) == 1 and self._mixed is None else None
         if self.dtype is not None and whole is not None:
             self._join(whole)
 
@@ -190,17 +229,18 @@ class _Column:
             flat = self._flat
             return [flat[a:b] for a, b in zip(first, last, strict=True)]
         values, places = self._values, chunk.tolist()
-        if self._bits is None:
+        if self._mixed is None:
             return [values[c][a:b] for c, a, b in zip(places, first, last, strict=True)]
-        bits = self._bits
-        return [
-            values[c][a:b] if bits[c] < 0 else _unpack(values[c], a + bits[c], b + bits[c])
-            for c, a, b in zip(places, first, last, strict=True)
-        ]
+        mixed = self._mixed
+        return [mixed[c].slice(a, b) for c, a, b in zip(places, first, last, strict=True)]
 
 
 def _converted(rows: list[NDArray[Any]], lengths: Ints, dtype: Any) -> list[Any]:
     """`rows` as another type: converted in one go, then cut up again."""
-    flat = np.concatenate(rows, dtype=dtype, casting="unsafe")
+    return _cut(np.concatenate(rows, dtype=dtype, casting="unsafe"), lengths)
+
+
+def _cut(flat: NDArray[Any], lengths: Ints) -> list[Any]:
+    """The rows, so many values each, that lie end to end in `flat`."""
     stops = np.cumsum(lengths)
     return [flat[a:b] for a, b in zip((stops - lengths).tolist(), stops.tolist(), strict=True)]

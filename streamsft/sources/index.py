@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -19,7 +19,9 @@ from streamsft.types import Bools, Int32s, Ints
 __all__ = ["INDEX_FILE", "RowIndex", "RowStats", "index_sections", "load_index", "row_stats"]
 
 INDEX_FILE = "streamsft-index.bin"
-_MAGIC = b"ssftidx1"
+_MAGIC = b"ssftidx2"
+_SOMETIMES = (("whole", "|b1"), ("byte", "<i8"))
+"""Columns that only some stores need."""
 _COLUMNS = (
     ("row", "<i8"),
     ("file_row", "<i8"),
@@ -43,6 +45,8 @@ class RowIndex:
         supervised: int32[rows], supervised tokens at index 1 or later.
         first_supervised: int32[rows], index >= 1 of the first of them; the length where there is none.
         file: int32[rows], number of the file of origin in the manifest's ``files``.
+        whole: bool[rows], True where the row must not be cut, for it holds images; None where all may be.
+        byte: int64[rows], where the row begins in a text file; None in other stores.
     """
 
     bounds: Ints
@@ -52,6 +56,8 @@ class RowIndex:
     supervised: Int32s
     first_supervised: Int32s
     file: Int32s
+    whole: Bools | None = None
+    byte: Ints | None = None
 
 
 @final
@@ -64,21 +70,43 @@ class RowStats:
 
 
 def row_stats(mask: Bools, lengths: Int32s) -> RowStats:
-    """Count the supervised tokens of ragged rows: `mask` bool[sum of lengths], `lengths` int32[rows]."""
+    """Count the supervised tokens of ragged rows: `mask` bool[sum of lengths], `lengths` int32[rows].
+
+    Set bits are counted in packed bytes, and found again by their rank: about a nanosecond a token.
+    """
     stops = np.cumsum(lengths, dtype=np.int64)
-    starts = stops - lengths
-    places = np.flatnonzero(mask)
-    if len(places) == 0:
-        return RowStats(np.zeros_like(lengths), lengths.copy())
-    below = np.searchsorted(places, np.minimum(starts + 1, stops))
-    above = np.searchsorted(places, stops)
-    count = (above - below).astype(np.int32)
-    first = places[np.minimum(below, len(places) - 1)] - starts
+    starts = np.minimum(stops - lengths + 1, stops)
+    packed = np.packbits(mask, bitorder="little")
+    before = np.zeros(len(packed) + 1, np.int64)  # set bits before each byte
+    np.cumsum(_ONES[packed], out=before[1:])
+    packed = np.append(packed, np.uint8(0))
+
+    def rank(place: Ints) -> Ints:
+        """Set bits before `place`."""
+        byte = place >> 3
+        below = packed[byte] & ((1 << (place & 7)) - 1).astype(np.uint8)
+        found: Ints = before[byte] + _ONES[below]
+        return found
+
+    low = rank(starts)
+    count = (rank(stops) - low).astype(np.int32)
+    byte = np.minimum(np.searchsorted(before, low, side="right") - 1, len(packed) - 1)  # that holds bit number `low`
+    first = 8 * byte + _PLACE_OF_RANK[packed[byte], np.minimum(low - before[byte], 7)] - (stops - lengths)
     return RowStats(count, np.where(count > 0, first, lengths).astype(np.int32))
 
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ONES = _BITS.sum(axis=1, dtype=np.uint8)
+"""Set bits of each byte."""
+_PLACE_OF_RANK = np.argsort(1 - _BITS.astype(np.int8), axis=1, kind="stable")
+"""Place within each byte of its set bits, lowest first."""
+
+
 def index_sections(
-    column: Callable[[str], Iterable[NDArray[Any]]], rows: int, facts: Mapping[str, Any]
+    column: Callable[[str], Iterable[NDArray[Any]]],
+    rows: int,
+    facts: Mapping[str, Any],
+    further: Collection[str] = (),
 ) -> Iterable[bytes]:
     """The bytes of an index file, piece by piece, in memory that does not grow with the number of rows.
 
@@ -86,6 +114,7 @@ def index_sections(
         column: gives a per-row column by name, chunk by chunk; it may be asked several times.
         rows: number of rows.
         facts: JSON that is kept at the end of the file.
+        further: those of the columns that only some stores have which this one has.
     """
     total = np.int64(0)
     yield np.zeros(1, "<i8").tobytes()
@@ -93,10 +122,11 @@ def index_sections(
         ends = total + np.cumsum(chunk, dtype=np.int64)
         total = ends[-1] if len(ends) else total
         yield ends.astype("<i8").tobytes()
-    for name, dtype in _COLUMNS:
+    also = [name for name, _ in _SOMETIMES if name in further]
+    for name, dtype in _columns(also):
         for chunk in column(name):
             yield chunk.astype(dtype).tobytes()
-    footer = json.dumps({"rows": rows, **facts}, sort_keys=True).encode()
+    footer = json.dumps({"rows": rows, "columns": also, **facts}, sort_keys=True).encode()
     yield footer + len(footer).to_bytes(8, "little") + _MAGIC
 
 
@@ -116,7 +146,7 @@ def load_index(path: Path) -> tuple[RowIndex, dict[str, Any]]:
     rows = facts["rows"]
     columns: dict[str, Any] = {"bounds": np.frombuffer(data, "<i8", rows + 1)}
     place = 8 * (rows + 1)
-    for name, dtype in _COLUMNS:
+    for name, dtype in _columns(facts["columns"]):
         columns[name] = np.frombuffer(data, dtype, rows, place)
         place += columns[name].nbytes
     return RowIndex(**columns), facts
@@ -132,7 +162,14 @@ def _footer(path: Path, data: mmap.mmap | bytes) -> dict[str, Any]:
     except ValueError:
         facts = None
     rows = facts.get("rows") if isinstance(facts, dict) else None
-    per_row = 8 + sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
-    if not isinstance(facts, dict) or not isinstance(rows, int) or end != 8 + rows * per_row:
+    also = facts.get("columns") if isinstance(facts, dict) else None
+    if not isinstance(facts, dict) or not isinstance(rows, int) or not isinstance(also, list):
+        raise StoreError(f"{path}: is damaged; build the store again")
+    if end != 8 + rows * (8 + sum(np.dtype(dtype).itemsize for _, dtype in _columns(also))):
         raise StoreError(f"{path}: is damaged; build the store again")
     return facts
+
+
+def _columns(also: Collection[str]) -> list[tuple[str, str]]:
+    """Names and types of the columns of a file that has `also` of those that only some have."""
+    return [*_COLUMNS, *(column for column in _SOMETIMES if column[0] in also)]

@@ -1,26 +1,50 @@
-"""Token stores on disk, mapped into memory: those of streamsft and those that ``datasets`` saved."""
+"""Token stores on disk, opened where they lie: those of streamsft and those that others wrote."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, Protocol, final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
-from streamsft.sources.columns import TokenColumns, ragged
+from streamsft.sources.arrowfiles import ArrowFile
+from streamsft.sources.blockrows import BlockRows
+from streamsft.sources.cachefolder import default_cache_dir
+from streamsft.sources.columns import TokenColumns
 from streamsft.sources.index import INDEX_FILE, RowIndex, load_index
-from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, check_footer, load_manifest
-from streamsft.sources.scan import Chunk, scan, scan_once
+from streamsft.sources.jsonrows import JsonRows
+from streamsft.sources.loading import BlockLoader
+from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, load_manifest
+from streamsft.sources.mappedrows import MappedRows
+from streamsft.sources.paths import Paths
+from streamsft.sources.scan import scan_files
+from streamsft.sources.sidecar import Sidecar, content_key, keep, kept, places
+from streamsft.sources.storecolumns import Chunk, StoreColumns, decode
+from streamsft.sources.storefiles import StoreFiles, find_store_files
+from streamsft.sources.validation import Validator
+from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["TOKEN_COLUMNS", "Opened", "data_files", "open_store", "open_table"]
+__all__ = ["Opened", "StoreRows", "open_store", "open_table"]
 
-TOKEN_COLUMNS = ("input_ids", "loss_mask")
+
+class StoreRows(Protocol):
+    """Random access to the rows of a store."""
+
+    def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
+        """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows)).
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+
+    def carried(self, index: Ints) -> dict[str, list[Any]]:
+        """What travels with the rows `index`, by column; asked for only where something does."""
 
 
 @final
@@ -31,121 +55,139 @@ class Opened:
     Attributes:
         manifest: what it holds.
         index: its per-row columns.
-        columns: its tokens.
-        table: its tokens as an Arrow table, where that is in memory only.
-        indexed: whether `index` can be mapped from disk again.
+        rows: its tokens.
+        carried: the columns that travel with its rows.
+        table: its columns as an Arrow table, where they are in memory only.
+        known: what opening it again would have to find out by a scan; None where that is kept on disk.
     """
 
     manifest: Manifest
     index: RowIndex
-    columns: TokenColumns
+    rows: StoreRows
+    carried: tuple[str, ...] = ()
     table: pa.Table | None = None
-    indexed: bool = True
+    known: Sidecar | None = None
 
 
-def open_store(path: Path, *, verify: bool = False, known: tuple[RowIndex, Manifest] | None = None) -> Opened:
-    """Open the store in the directory `path`.
+def open_store(
+    paths: Paths,
+    *,
+    extras: Sequence[str] = (),
+    verify: bool = False,
+    known: Sidecar | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Opened:
+    """Open the store that `paths` stands for.
 
     Args:
-        path: a directory of `StoreWriter` or of ``Dataset.save_to_disk``.
-        verify: go through all bytes and compare them with what was written.
-        known: index and manifest of a foreign store that was scanned before.
+        paths: a directory of `StoreWriter` or of ``Dataset.save_to_disk``, or files as `find_store_files` takes them.
+        extras: further columns that travel with the rows.
+        verify: go through all bytes and compare them with what was written, or with what an earlier scan has found.
+        known: what a scan has found that is not kept on disk.
+        advance: called with the bytes that a scan has behind it.
 
     Raises:
-        StoreError: there is no store, or it is incomplete, damaged or lacks a column.
+        StoreError: there is no store, or it is incomplete, damaged, lacks a column or has a row that breaks a rule.
     """
-    if not path.is_dir():
-        raise StoreError(f"{path}: there is no such directory; the nearest that exists is {_nearest(path)}")
-    names, ours = data_files(path)
-    if (path / MANIFEST_FILE).exists():
-        manifest = load_manifest(path)
-        check_files(path, manifest, verify=verify)
-        chunks, whole = _map_files(path, names)
-        index, _ = load_index(path / INDEX_FILE)
-        _check_rows(path, chunks, index, manifest)
-        return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds, whole))
-    if ours:
-        raise StoreError(f"{path}: was only half written or copied ({MANIFEST_FILE} is missing); build the store again")
-    chunks, whole = _map_files(path, names)
-    if known is not None:
-        index, manifest = known
-        indexed = False
-        _check_rows(path, chunks, index, manifest)
-    else:
-        index, manifest, indexed = scan_once(path, names, chunks, verify=verify)
-    return Opened(manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds, whole), indexed=indexed)
-
-
-def open_table(table: pa.Table, where: str, known: tuple[RowIndex, Manifest] | None = None) -> Opened:
-    """A store over an Arrow table in memory; scanned unless index and manifest are `known`.
-
-    Raises:
-        StoreError: as `scan`, or a column is missing.
-    """
-    table = table.select(_present(table.schema, where))
-    chunks = [_chunk(batch, where) for batch in table.to_batches()]
-    index, manifest = known if known is not None else scan(chunks, where)
+    if isinstance(paths, str | os.PathLike) and (Path(paths) / MANIFEST_FILE).exists():
+        return _open_ours(Path(paths), extras, verify=verify)
+    files = find_store_files(paths)
+    sidecar = _sidecar(files, extras, verify, advance) if known is None else known
+    rows = _rows(files, sidecar, extras)
     return Opened(
-        manifest=manifest, index=index, columns=TokenColumns(chunks, index.bounds), table=table, indexed=False
+        manifest=sidecar.manifest,
+        index=sidecar.index,
+        rows=rows,
+        carried=sidecar.carried,
+        known=None if sidecar.kept else sidecar,
     )
 
 
-def _nearest(path: Path) -> Path:
-    return next(parent for parent in path.absolute().parents if parent.exists())
+def open_table(table: pa.Table, where: str, *, extras: Sequence[str] = (), known: Sidecar | None = None) -> Opened:
+    """A store over an Arrow table in memory; checked unless it is `known`.
+
+    Raises:
+        StoreError: a column is missing, or a row breaks a rule.
+    """
+    columns = StoreColumns.of(table.schema, where, extras)
+    if known is None:
+        validator, row = Validator(extras=extras), 0
+        for batch in table.select(columns.checked).to_batches():
+            validator.add(batch, where, first_row=row)
+            row += batch.num_rows
+        manifest = validator.manifest()
+        known = Sidecar(index=validator.facts.index(), manifest=manifest, carried=columns.carried)
+    table = table.select(columns.read)
+    chunks = [decode(batch, columns, where) for batch in table.to_batches()]
+    carried = table.select(columns.carried).to_batches() if columns.carried else []
+    rows = MappedRows(TokenColumns(chunks, known.index.bounds), carried)
+    return Opened(
+        manifest=known.manifest, index=known.index, rows=rows, carried=known.carried, table=table, known=known
+    )
 
 
-def data_files(path: Path) -> tuple[list[str], bool]:
-    """The names of the Arrow files of a `save_to_disk` directory, and whether streamsft wrote it."""
-    place = path / "state.json"
-    if not place.is_file():
-        if (path / "dataset_dict.json").is_file():
-            splits = ", ".join(sorted(p.parent.name for p in path.glob("*/state.json")))
-            raise StoreError(f"{path}: holds several splits; name the directory of one of them: {splits}")
+def _open_ours(path: Path, extras: Sequence[str], *, verify: bool) -> Opened:
+    if extras:
         raise StoreError(
-            f"{path}: is no token store (state.json is missing): it needs to be a directory of `streamsft tokenize` or "
-            "of Dataset.save_to_disk; if it was one, it was only half written or copied"
+            f"{path}: extras: a store that streamsft wrote holds nothing beside its tokens; leave them out"
         )
-    try:
-        state = json.loads(place.read_bytes())
-        return [str(entry["filename"]) for entry in state["_data_files"]], "streamsft" in state
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{place}: cannot be read ({error}); write or copy the store again") from error
+    files = find_store_files(path)
+    manifest = load_manifest(path)
+    check_files(path, manifest, verify=verify)
+    index, _ = load_index(path / INDEX_FILE)
+    return Opened(manifest=manifest, index=index, rows=_mapped(files, index, manifest, ()))
 
 
-def _map_files(path: Path, names: Sequence[str]) -> tuple[list[Chunk], NDArray[np.uint8] | None]:
-    """Map Arrow stream files into memory: the token columns of all their batches, and all bytes of a single file."""
+def _sidecar(files: StoreFiles, extras: Sequence[str], verify: bool, advance: Callable[[int], None] | None) -> Sidecar:
+    """What is known of the rows of foreign files: by an earlier scan, or by one that is made now.
+
+    With `verify` the rows are gone through in any case and must be those of the earlier scan.
+    """
+    where = places(files.place, files.files, given=files.given, cache=default_cache_dir())
+    key = content_key(files.files, extras)
+    found = next((sidecar for place in where if (sidecar := kept(place, key, files.names)) is not None), None)
+    if found is not None and not verify:
+        return found
+    scanned = scan_files(files, extras, advance)
+    if found is not None and found.manifest.fingerprint != scanned.manifest.fingerprint:
+        raise StoreError(
+            f"{files.place}: its rows (fingerprint {scanned.manifest.fingerprint}) are not those of the first use "
+            f"({found.manifest.fingerprint}), though its files seem unchanged; restore them, or delete {found.kept}"
+        )
+    sidecar = found or keep(where, key, scanned)
+    if sidecar is not None:
+        return sidecar
+    return Sidecar(
+        index=scanned.facts.index(), manifest=scanned.manifest, blocks=scanned.blocks, carried=scanned.carried
+    )
+
+
+def _rows(files: StoreFiles, sidecar: Sidecar, extras: Sequence[str]) -> StoreRows:
+    paths = [file.path for file in files.files]
+    if files.kind == "json":
+        assert sidecar.index.byte is not None or not len(sidecar.index.row), "text is scanned with its places"
+        byte = np.empty(0, np.int64) if sidecar.index.byte is None else sidecar.index.byte
+        return JsonRows(paths, sidecar.carried, sidecar.index.file, byte)
+    if files.kind == "parquet" or sidecar.blocks:
+        return BlockRows(sidecar.blocks, BlockLoader(paths, files.kind, tuple(extras)))
+    return _mapped(files, sidecar.index, sidecar.manifest, extras)
+
+
+def _mapped(files: StoreFiles, index: RowIndex, manifest: Manifest, extras: Sequence[str]) -> MappedRows:
+    """Map Arrow files into memory: the columns of all their batches that are read."""
     chunks: list[Chunk] = []
-    whole = None
-    for name in names:
-        place = path / name
-        check_footer(place)
-        try:
-            source = pa.memory_map(str(place))
-            schema = pa.ipc.open_stream(source).schema
-            fields = [schema.get_field_index(column) for column in _present(schema, str(place))]
-            source.seek(0)
-            batches = list(pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(included_fields=fields)))
-        except (pa.ArrowException, OSError) as error:
-            raise StoreError(f"{place}: is damaged ({error}); write or copy the store again") from error
-        chunks += [_chunk(batch, str(place)) for batch in batches]
-        source.seek(0)
-        whole = np.frombuffer(source.read_buffer(), np.uint8)
-    return chunks, whole if len(names) == 1 else None
-
-
-def _present(schema: pa.Schema, where: str) -> list[str]:
-    missing = [column for column in TOKEN_COLUMNS if schema.get_field_index(column) < 0]
-    if missing:
-        raise StoreError(
-            f"{where}: has no column {' and '.join(missing)}, only {', '.join(schema.names)}; a token store needs both "
-            "input_ids and loss_mask (for text give the source a `path` instead of a `store`)"
-        )
-    return list(TOKEN_COLUMNS)
-
-
-def _chunk(batch: pa.RecordBatch, where: str) -> Chunk:
-    ids, mask = (ragged(batch.column(column), f"{where}, column {column}") for column in TOKEN_COLUMNS)
-    return ids, mask
+    carried: list[pa.RecordBatch] = []
+    whole: NDArray[np.uint8] | None = None
+    for file in files.files:
+        mapped = ArrowFile(file.path)
+        columns = StoreColumns.of(mapped.schema, file.path, extras)
+        for placed in mapped.batches(columns.read):
+            chunks.append(decode(placed.batch, columns, file.path))
+            if columns.carried:
+                carried.append(placed.batch.select(list(columns.carried)))
+        whole = mapped.bytes
+    _check_rows(files.place, chunks, index, manifest)
+    return MappedRows(TokenColumns(chunks, index.bounds, whole if len(files.files) == 1 else None), carried)
 
 
 def _check_rows(path: Path, chunks: Sequence[Chunk], index: RowIndex, manifest: Manifest) -> None:

@@ -1,174 +1,116 @@
-"""Foreign stores: their rows are gone through once, and what planning needs of them is kept beside them."""
+"""Going through the files of a store that others wrote, once: every row is checked and counted."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
-from streamsft.errors import StoreError
-from streamsft.sources.columns import Ragged
-from streamsft.sources.index import INDEX_FILE, RowIndex, index_sections, load_index, row_stats
-from streamsft.sources.manifest import Fingerprint, Manifest
-from streamsft.sources.publish import DigestFile, clean_up_after_the_dead, remove, temporary_name
-from streamsft.types import Bools, Int32s
+from streamsft.sources.arrowfiles import ArrowFile
+from streamsft.sources.blockrows import Block
+from streamsft.sources.jsonrows import json_batches
+from streamsft.sources.manifest import Manifest
+from streamsft.sources.parquetfiles import ParquetFile
+from streamsft.sources.paths import RawFile
+from streamsft.sources.rowfacts import RowFacts
+from streamsft.sources.storecolumns import StoreColumns
+from streamsft.sources.storefiles import Kind, StoreFiles
+from streamsft.sources.validation import Validator
+from streamsft.types import Ints
 
-__all__ = ["Chunk", "pieces", "scan", "scan_once"]
-
-_PIECE_TOKENS = 1 << 20
-_MAX_ID = np.iinfo(np.int32).max
-
-Chunk = tuple[Ragged, Ragged]
+__all__ = ["Scanned", "scan_files", "stored_batches"]
 
 
-def pieces(offsets: NDArray[Any], limit: int = _PIECE_TOKENS) -> Iterator[tuple[int, int]]:
-    """Cut ragged rows into runs [first, last) of at most `limit` tokens; a longer row is a run of its own."""
-    rows, first = len(offsets) - 1, 0
-    while first < rows:
-        target = min(int(offsets[first]) + limit, int(offsets[-1]))  # of the offsets' own type, or they would be copied
-        last = int(np.searchsorted(offsets, offsets.dtype.type(target), side="right")) - 1
-        last = min(max(last, first + 1), rows)
-        yield first, last
-        first = last
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scanned:
+    """What a scan has learned.
+
+    Attributes:
+        manifest: what the store holds.
+        facts: what planning needs of each row.
+        blocks: where the rows lie, if they can only be decoded in blocks.
+        carried: the columns that travel with the rows.
+    """
+
+    manifest: Manifest
+    facts: RowFacts
+    blocks: tuple[Block, ...] = ()
+    carried: tuple[str, ...] = ()
 
 
-def scan(chunks: Sequence[Chunk], where: str) -> tuple[RowIndex, Manifest]:
-    """Go through all rows, in memory bounded but for 40 bytes a row; rows are numbered from 0 in their order.
+class StoredBatch(NamedTuple):
+    """Rows of a file as they are stored."""
+
+    batch: pa.RecordBatch
+    block: Block | None
+    """The block that they are part of, where a store is read in blocks."""
+    byte: Ints | None
+    """Where each of them begins in a text file, int64[rows]."""
+
+
+def stored_batches(file: RawFile, number: int, kind: Kind, extras: Sequence[str] = ()) -> Iterator[StoredBatch]:
+    """The rows of a file in bounded pieces, with the columns that are checked; of a text file with all columns.
+
+    Args:
+        file: the file.
+        number: its number in the store.
+        kind: what it is.
+        extras: columns that were named to travel with the rows.
 
     Raises:
-        StoreError: a row's mask is not as long as its ids, a mask is not 0 or 1, or an id is not in [0, 2**31).
+        StoreError: it cannot be read, or lacks a column.
     """
-    fingerprint = Fingerprint()
-    lengths: list[Int32s] = [np.empty(0, np.int32)]
-    supervised: list[Int32s] = [np.empty(0, np.int32)]
-    first_supervised: list[Int32s] = [np.empty(0, np.int32)]
-    row = 0
-    for ids, mask in chunks:
-        for first, last in pieces(ids.offsets):
-            length = _lengths(ids, mask, first, last, row, where)
-            id_values, mask_values = _values(ids, mask, first, last, row, where)
-            stats = row_stats(mask_values, length)
-            fingerprint.update(id_values, mask_values, length, np.arange(row, row + len(length)))
-            lengths.append(length)
-            supervised.append(stats.supervised)
-            first_supervised.append(stats.first_supervised)
-            row += len(length)
-    index = numbered_index(np.concatenate(lengths), np.concatenate(supervised), np.concatenate(first_supervised))
-    manifest = Manifest(
-        rows=row,
-        tokens=int(index.bounds[-1]),
-        supervised=int(index.supervised.sum(dtype=np.int64)),
-        fingerprint=fingerprint.hexdigest(),
-    )
-    return index, manifest
+    match kind:
+        case "arrow":
+            return _arrow_batches(ArrowFile(file.path), number, extras)
+        case "parquet":
+            return _parquet_batches(ParquetFile(file.path), number, extras)
+        case "json":
+            return (StoredBatch(batch, None, byte) for batch, byte in json_batches(file, extras))
 
 
-def numbered_index(length: Int32s, supervised: Int32s, first_supervised: Int32s) -> RowIndex:
-    """The index of rows that are numbered from 0 without gaps and come from no file."""
-    bounds = np.zeros(len(length) + 1, np.int64)
-    np.cumsum(length, out=bounds[1:])
-    number = np.arange(len(length), dtype=np.int64)
-    return RowIndex(
-        bounds=bounds,
-        row=number,
-        file_row=number,
-        length=length,
-        supervised=supervised,
-        first_supervised=first_supervised,
-        file=np.zeros(len(length), np.int32),
-    )
+def _arrow_batches(file: ArrowFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:
+    columns = StoreColumns.of(file.schema, file.path, extras).checked
+    for batch, at, byte in file.batches(columns):
+        block = None if file.maps(batch) else Block(number, at, byte, batch.num_rows)
+        yield StoredBatch(batch, block, None)
 
 
-def _lengths(ids: Ragged, mask: Ragged, first: int, last: int, row: int, where: str) -> Int32s:
-    lengths = np.diff(ids.offsets[first : last + 1])
-    others = np.diff(mask.offsets[first : last + 1])
-    wrong = np.flatnonzero(lengths != others)
-    if len(wrong):
-        at = wrong[0]
-        raise StoreError(
-            f"{where}, row {row + at}: input_ids has {lengths[at]:,} entries, loss_mask {others[at]:,}; "
-            "they must be equally long"
-        )
-    return lengths.astype(np.int32)
+def _parquet_batches(file: ParquetFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:
+    columns = StoreColumns.of(file.schema, file.path, extras).checked
+    for group in range(file.groups):
+        block = Block(number, group, 0, file.metadata.row_group(group).num_rows)
+        for batch in file.batches(group, columns):
+            yield StoredBatch(batch, block, None)
 
 
-def _values(ids: Ragged, mask: Ragged, first: int, last: int, row: int, where: str) -> tuple[Int32s, Bools]:
-    offsets = ids.offsets[first : last + 1].astype(np.int64)
-    id_values = ids.slice(int(offsets[0]), int(offsets[-1]))
-    mask_values = mask.slice(int(mask.offsets[first]), int(mask.offsets[last]))
-    for column, values, top in (("input_ids", id_values, _MAX_ID), ("loss_mask", mask_values, 1)):
-        if len(values) and (int(values.min()) < 0 or int(values.max()) > top):
-            at = int(np.flatnonzero((values < 0) | (values > top))[0])
-            where_row = row + int(np.searchsorted(offsets - offsets[0], at, side="right")) - 1
-            raise StoreError(f"{where}, row {where_row}: {column} holds {values[at]}; allowed are 0 to {top:,}")
-    return id_values.astype(np.int32, copy=False), mask_values.astype(np.bool_)
+def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[[int], None] | None = None) -> Scanned:
+    """Go through all rows of a store; memory is bounded whatever its size.
 
-
-def scan_once(
-    path: Path, names: Sequence[str], chunks: Sequence[Chunk], *, verify: bool
-) -> tuple[RowIndex, Manifest, bool]:
-    """`scan` the files `names` of the store `path`, or take what an earlier scan has kept beside them.
-
-    What was kept holds as long as the files have the same names, sizes and modification times. With `verify` the rows
-    are gone through again and must agree. Where the directory cannot be written to, nothing is kept.
-
-    Returns:
-        the index, the manifest, and whether the index is kept on disk.
+    Args:
+        files: the store's files.
+        extras: columns that travel with the rows.
+        advance: called with the bytes of the files that lie behind.
 
     Raises:
-        StoreError: as `scan`; or, with `verify`, the rows are not those that were scanned before.
+        StoreError: a file or a row breaks a rule; names the file, the row and what to do.
     """
-    place = path / INDEX_FILE
-    data = [[name, stat.st_size, stat.st_mtime_ns] for name in names for stat in [(path / name).stat()]]
-    kept = _kept(place, data)
-    if kept is not None and not verify:
-        return *kept, True
-    index, manifest = scan(chunks, str(path))
-    if kept is not None and kept[1].fingerprint != manifest.fingerprint:
-        raise StoreError(
-            f"{path}: its rows (fingerprint {manifest.fingerprint}) are not those of the first use "
-            f"({kept[1].fingerprint}), though its files seem unchanged; restore the files, or delete {INDEX_FILE} there"
-        )
-    facts = {"data": data, "tokens": manifest.tokens, "supervised": manifest.supervised}
-    if kept is not None or _keep(place, index, {**facts, "fingerprint": manifest.fingerprint}):
-        return load_index(place)[0], manifest, True
-    return index, manifest, False
-
-
-def _kept(place: Path, data: list[list[Any]]) -> tuple[RowIndex, Manifest] | None:
-    """What an earlier scan of the same files has kept, if it can be used."""
-    try:
-        index, facts = load_index(place)
-    except StoreError:
-        return None  # none there, or of an interrupted copy: the scan makes it anew
-    if facts.get("data") != data:
-        return None
-    manifest = Manifest(
-        rows=facts["rows"],
-        tokens=facts["tokens"],
-        supervised=facts["supervised"],
-        fingerprint=facts["fingerprint"],
+    validator = Validator(extras=extras)
+    blocks: list[Block] = []
+    behind = 0
+    for number, file in enumerate(files.files):
+        first_row = 0
+        for batch, block, byte in stored_batches(file, number, files.kind, extras):
+            validator.add(batch, file.path, file=number, first_row=first_row, byte=byte)
+            first_row += batch.num_rows
+            if block is not None and (not blocks or blocks[-1] != block):
+                blocks.append(block)
+        behind += file.size
+        if advance is not None:
+            advance(behind)
+    return Scanned(
+        manifest=validator.manifest(files.names), facts=validator.facts, blocks=tuple(blocks), carried=validator.carried
     )
-    return index, manifest
-
-
-def _keep(place: Path, index: RowIndex, facts: dict[str, Any]) -> bool:
-    """Write the index file in one atomic step; False where that is not possible."""
-    temporary = temporary_name(place)
-    try:
-        clean_up_after_the_dead(place)
-        file = DigestFile(temporary)
-        try:
-            file.write_all(index_sections(lambda name: [getattr(index, name)], len(index.row), facts))
-            file.finish()
-        finally:
-            file.close()
-        os.replace(temporary, place)
-    except OSError:
-        remove(temporary)  # read-only or full: the index stays in memory
-        return False
-    return True

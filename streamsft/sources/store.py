@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.opening import Opened, open_store, open_table
+from streamsft.sources.paths import Paths
 from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
 
 if TYPE_CHECKING:
@@ -34,37 +37,54 @@ class TokenStore:
     where it is first used; one in memory pickles with its data. Nothing here is random.
     """
 
-    def __init__(self, name: str, opened: Opened | None, path: Path | None = None) -> None:
+    def __init__(
+        self, name: str, opened: Opened | None, paths: Paths | None = None, extras: Sequence[str] = ()
+    ) -> None:
         """Use `open`, `from_rows`, `from_arrow` or `writer` instead."""
         self._name = check_name(name)
-        self._path = path
+        self._paths = paths
+        self._extras = tuple(extras)
         self._opened = opened
         self._expected = "" if opened is None else opened.manifest.fingerprint
 
     @classmethod
     def open(
-        cls, path: str | Path, *, name: str | None = None, tokenizer_hash: str | None = None, verify: bool = False
+        cls,
+        path: Paths,
+        *,
+        name: str | None = None,
+        extras: Sequence[str] = (),
+        tokenizer_hash: str | None = None,
+        vocabulary: int | None = None,
+        verify: bool = False,
+        advance: Callable[[int], None] | None = None,
     ) -> Self:
-        """Map a store into memory.
+        """Open a store where it lies; nothing of it is copied.
 
         Args:
-            path: the store's directory.
-            name: the source's name; by default the directory's, with other characters than a name may have made ``_``.
+            path: a directory, an .arrow, .parquet, .jsonl or .json file, a pattern, or a list of these.
+            name: the source's name; by default the path's, with other characters than a name may have made ``_``.
+            extras: further columns that travel with the rows, see `Sample.extras`.
             tokenizer_hash: digest of the tokenizer in use; a store that is known to be of another one is refused.
+            vocabulary: number of token ids there are; a store with a larger id is refused.
             verify: read all bytes and compare them with the checksums; without it only sizes and ends are checked.
+            advance: called with the bytes behind it while a store that others wrote is scanned.
 
         Raises:
-            StoreError: there is no store, or it is incomplete, damaged, or of another tokenizer.
+            StoreError: there is no store, or it is incomplete, damaged, of another tokenizer, or a row breaks a rule.
         """
-        place = Path(path).absolute()
-        opened = open_store(place, verify=verify)
+        places = _absolute(path)
+        opened = open_store(places, extras=extras, verify=verify, advance=advance)
         made_by = opened.manifest.tokenizer
         if tokenizer_hash and made_by and made_by != tokenizer_hash:
             raise StoreError(
-                f"{place}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
+                f"{places}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
                 "use that tokenizer, or tokenize the source again"
             )
-        return cls(re.sub(r"[^A-Za-z0-9_.-]", "_", place.name) if name is None else name, opened, place)
+        store = cls(_name_of(places) if name is None else name, opened, places, extras)
+        if vocabulary is not None and opened.manifest.largest_id >= vocabulary:
+            raise StoreError(_beyond(store, vocabulary))
+        return store
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any] | Sample], *, name: str = "rows") -> TokenStore:
@@ -78,14 +98,14 @@ class TokenStore:
         return store_of_rows(rows, name)
 
     @classmethod
-    def from_arrow(cls, data: pa.Table | pa.RecordBatch, *, name: str = "table") -> Self:
+    def from_arrow(cls, data: pa.Table | pa.RecordBatch, *, name: str = "table", extras: Sequence[str] = ()) -> Self:
         """A store over an Arrow table in memory, in any list layout, not copied; rows are numbered from 0.
 
         Raises:
             StoreError: a column is missing or does not hold token ids or a 0/1 mask.
         """
         table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
-        return cls(check_name(name), open_table(table, f"source {name}"))
+        return cls(check_name(name), open_table(table, f"source {name}", extras=extras), None, extras)
 
     @staticmethod
     def writer(path: str | Path | None, *, name: str | None = None, files: Sequence[str] = ()) -> StoreWriter:
@@ -101,8 +121,8 @@ class TokenStore:
 
     @property
     def path(self) -> Path | None:
-        """The store's directory, or None in memory."""
-        return self._path
+        """The store's directory or file; None in memory, or where it has several."""
+        return self._paths if isinstance(self._paths, Path) else None
 
     @property
     def manifest(self) -> Manifest:
@@ -169,7 +189,21 @@ class TokenStore:
         Raises:
             IndexError: a row that is not there.
         """
-        return (self._opened or self._data).columns.read(index)
+        return (self._opened or self._data).rows.read(index)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The columns that travel with the rows: images if there are any, and the extras that were named."""
+        return self._data.carried
+
+    def read_carried(self, index: Ints) -> dict[str, list[Any]]:
+        """What travels with the stored rows `index`, by column; lists of numbers as arrays, null as None."""
+        return self._data.rows.carried(index) if self._data.carried else {}
+
+    @property
+    def whole(self) -> Bools | None:
+        """True where a row must not be cut since it holds images, bool[rows]; None where every row may be."""
+        return self._data.index.whole
 
     def __len__(self) -> int:
         return self._data.manifest.rows
@@ -186,10 +220,15 @@ class TokenStore:
         index = np.where(index < 0, index + rows, index)
         ids, masks = self.read(index)
         numbers = self.row_numbers[index].tolist()
-        return [
+        samples = [
             Sample(input_ids=i, loss_mask=m, source=self._name, row=row)
             for i, m, row in zip(ids, masks, numbers, strict=True)
         ]
+        if not self.carried:
+            return samples
+        columns = self.read_carried(index)
+        extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [replace(sample, extras=values) for sample, values in zip(samples, extras, strict=True)]
 
     def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
         """The endless, shuffled iterable over this store; see `streamsft.stream.faces.SourceStream`."""
@@ -199,31 +238,37 @@ class TokenStore:
 
     def renamed(self, name: str) -> TokenStore:
         """The same store as a source of another name."""
-        store = TokenStore(name, self._opened, self._path)
+        store = TokenStore(name, self._opened, self._paths, self._extras)
         store._expected = self._expected
         return store
 
     def __repr__(self) -> str:
-        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {self._path or 'in memory'})"
+        where = "in memory" if self._paths is None else self._paths
+        return f"TokenStore({self._name!r}, {len(self):,} rows, {self.tokens:,} tokens, {where})"
 
     @property
     def _data(self) -> Opened:
         if self._opened is None:
-            assert self._path is not None
-            opened = open_store(self._path)
+            assert self._paths is not None
+            opened = open_store(self._paths, extras=self._extras)
             if opened.manifest.fingerprint != self._expected:
                 raise StoreError(
-                    f"{self._path}: holds other rows (fingerprint {opened.manifest.fingerprint}) than when the store "
+                    f"{self._paths}: holds other rows (fingerprint {opened.manifest.fingerprint}) than when the store "
                     f"was opened ({self._expected}); open it again"
                 )
             self._opened = opened
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"name": self._name, "path": self._path, "expected": self._expected}
+        state: dict[str, Any] = {
+            "name": self._name,
+            "paths": self._paths,
+            "extras": self._extras,
+            "expected": self._expected,
+        }
         opened = self._opened
-        if opened is not None and not opened.indexed:
-            state["known"] = (opened.index, opened.manifest)
+        if opened is not None and opened.known is not None:
+            state["known"] = opened.known
         if opened is not None and opened.table is not None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, opened.table.schema) as stream:
@@ -232,9 +277,41 @@ class TokenStore:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._name, self._path, self._expected = state["name"], state["path"], state["expected"]
+        self._name, self._paths, self._expected = state["name"], state["paths"], state["expected"]
+        self._extras = state["extras"]
         self._opened = None
+        known = state.get("known")
         if "ipc" in state:
-            self._opened = open_table(pa.ipc.open_stream(state["ipc"]).read_all(), self._name, state["known"])
-        elif "known" in state:
-            self._opened = open_store(self._path, known=state["known"])
+            table = pa.ipc.open_stream(state["ipc"]).read_all()
+            self._opened = open_table(table, self._name, extras=self._extras, known=known)
+        elif known is not None:
+            self._opened = open_store(self._paths, extras=self._extras, known=known)
+
+
+def _absolute(paths: Paths) -> Path | list[Path]:
+    if isinstance(paths, str | os.PathLike):
+        return Path(os.path.abspath(os.path.expanduser(paths)))
+    return [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
+
+
+def _name_of(paths: Path | list[Path]) -> str:
+    """The name of a source whose user gave none."""
+    path = paths if isinstance(paths, Path) else (paths or [Path("rows")])[0]
+    name = path.stem if path.suffix[1:] in ("arrow", "parquet", "jsonl", "json") else path.name
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
+def _beyond(store: TokenStore, vocabulary: int) -> str:
+    """Names the first row of a store with an id beyond the vocabulary."""
+    for first in range(0, len(store), _LOOKED_AT):
+        index = np.arange(first, min(first + _LOOKED_AT, len(store)))
+        for row, ids in zip(index.tolist(), store.read(index)[0], strict=True):
+            if len(ids) and int(ids.max()) >= vocabulary:
+                return (
+                    f"{store.origin(row)}: input_ids holds {ids.max()}, and the tokenizer in use has {vocabulary:,} "
+                    "ids, from 0; use the tokenizer that the store was made with"
+                )
+    raise AssertionError("a store's largest id is the id of one of its rows")
+
+
+_LOOKED_AT = 1024

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamsft.errors import StoreError
 from streamsft.sources.index import INDEX_FILE, RowIndex, index_sections
 from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, digest_file, load_manifest
-from streamsft.sources.opening import Opened, data_files, open_store, open_table
+from streamsft.sources.opening import Opened, open_store, open_table
 from streamsft.sources.publish import (
     DigestFile,
     clean_up_after_the_dead,
@@ -25,6 +25,8 @@ from streamsft.sources.publish import (
     temporary_name,
     try_rename,
 )
+from streamsft.sources.sidecar import Sidecar
+from streamsft.sources.storefiles import data_files
 
 __all__ = ["SCHEMA", "DirectoryTarget", "MemoryTarget"]
 
@@ -62,7 +64,8 @@ class MemoryTarget:
         columns: dict[str, Any] = {name: table.column(name).to_numpy() for name in SCHEMA.names[2:]}
         bounds = np.zeros(len(table) + 1, np.int64)
         np.cumsum(columns["length"], out=bounds[1:])
-        return open_table(table, "memory", (RowIndex(bounds=bounds, **columns), manifest))
+        known = Sidecar(index=RowIndex(bounds=bounds, **columns), manifest=manifest)
+        return open_table(table.select(["input_ids", "loss_mask"]), "memory", known=known)
 
     def discard(self) -> None:
         """Forget all batches."""

@@ -15,9 +15,9 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
-from streamsft.sources.scan import pieces
 from streamsft.sources.store import TokenStore
 from streamsft.sources.targets import SCHEMA, DirectoryTarget, MemoryTarget
+from streamsft.sources.validation import pieces
 from streamsft.types import Bools, Int32s, Ints, check_name
 
 __all__ = ["StoreWriter"]
@@ -62,6 +62,7 @@ class StoreWriter:
         self._pending: list[_Rows] = []
         self._pending_tokens = self._pending_rows = 0
         self._rows = self._tokens = self._supervised = 0
+        self._largest_id = -1
         self._last_row = -1
         self._closed = False
         with self._writing():
@@ -148,6 +149,7 @@ class StoreWriter:
             rows=self._rows,
             tokens=self._tokens,
             supervised=self._supervised,
+            largest_id=self._largest_id,
             fingerprint=self._fingerprint.hexdigest(),
             files=tuple(self.files),
             rejected=dict(rejected or {}),
@@ -190,6 +192,7 @@ class StoreWriter:
                 f"{self._where}: {len(input_ids)} ids and {len(loss_mask)} mask entries for lengths that add up to "
                 f"{total}; {len(lengths)} lengths, {len(row)} rows, {len(file)} files and {len(file_row)} file rows"
             )
+        self._largest_id = max(self._largest_id, int(input_ids.max(initial=-1)))
         if int(lengths.min()) < 0 or (total and int(input_ids.min()) < 0):
             raise StoreError(f"{self._where}: a token id or a length is negative")
         if int(row[0]) <= self._last_row or bool((np.diff(row) <= 0).any()):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from streamsft.errors import StoreError
+from streamsft.sources.cachefolder import default_cache_dir
 from streamsft.sources.store import TokenStore
 
 __all__ = ["CODE_VERSION", "cache_key", "default_cache_dir", "find_cached"]
@@ -38,13 +38,6 @@ def cache_key(content: list[Any], encoder: str, *, format: str | None, columns: 
         "columns": dict(columns or {}),
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode("utf-8"), digest_size=16).hexdigest()
-
-
-def default_cache_dir() -> Path:
-    """``$STREAMSFT_CACHE``, or ``streamsft`` in the user's cache folder."""
-    if chosen := os.environ.get("STREAMSFT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamsft"
 
 
 def find_cached(path: Path, name: str) -> TokenStore | None:

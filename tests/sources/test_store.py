@@ -225,9 +225,9 @@ def test_another_tokenizers_store_is_refused(tmp_path: Path) -> None:
     [
         ({"input_ids": [1]}, "has no loss_mask"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "2 entries, loss_mask 1"),
-        ({"input_ids": [-1], "loss_mask": [1]}, "input_ids: holds -1"),
+        ({"input_ids": [-1], "loss_mask": [1]}, "input_ids holds -1"),
         ({"input_ids": [2**31], "loss_mask": [1]}, "holds 2147483648"),
-        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask: holds 2"),
+        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask holds 2"),
         ({"input_ids": [1.5], "loss_mask": [1]}, "flat list of integers"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [1]}, "flat list of integers"),
         ({"input_ids": ["a"], "loss_mask": [1]}, "flat list of integers"),

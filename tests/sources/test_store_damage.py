@@ -10,6 +10,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamsft.errors import StoreError, StreamsftError
@@ -110,12 +112,12 @@ def test_data_of_another_store_are_refused(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named_with_the_nearest_that_is(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=rf"{tmp_path}/a/b: .*nearest that exists is {tmp_path}$"):
+    with pytest.raises(StoreError, match=rf"{tmp_path}/a/b: .*nearest path that exists is {tmp_path}$"):
         TokenStore.open(tmp_path / "a" / "b")
 
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"is no token store \(state\.json is missing\)"):
+    with pytest.raises(StoreError, match=r"holds no file of rows .* only nothing"):
         TokenStore.open(tmp_path)
     (tmp_path / "state.json").write_text("[]")
     with pytest.raises(StoreError, match=r"state\.json: cannot be read"):
@@ -137,7 +139,7 @@ def test_a_cut_off_foreign_store_is_refused(size: int, foreign: Path) -> None:
     with pytest.raises(StoreError, match=rf"{file}: has no end-of-stream mark"):
         TokenStore.open(foreign)
     file.unlink()
-    with pytest.raises(StoreError, match=rf"{file}: cannot be read"):
+    with pytest.raises(StoreError, match=rf"{file}: no such file"):
         TokenStore.open(foreign)
 
 
@@ -147,5 +149,17 @@ def test_verify_finds_flipped_bytes_of_a_foreign_store_after_its_first_use(forei
     data = (foreign / DATA_FILE).read_bytes()
     place = data.index(np.array([1, 2, 3, 1], np.int32).tobytes())
     flip(foreign / DATA_FILE, place)
-    with pytest.raises(StoreError, match="are not those of the first use"):
-        TokenStore.open(foreign, verify=True)
+    for verify in (False, True):  # in the first or last bytes of a file, that is: those are looked at each time
+        with pytest.raises(StoreError, match="have other bytes than at the first use"):
+            TokenStore.open(foreign, verify=verify)
+
+
+def test_verify_finds_flipped_bytes_in_the_middle_of_a_foreign_store(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": [[1, 2, 3]] * 5000, "loss_mask": [[0, 1, 1]] * 5000})
+    pq.write_table(table, tmp_path / "s.parquet", compression="none", use_dictionary=False)
+    fingerprint = TokenStore.open(tmp_path / "s.parquet").fingerprint
+    data = (tmp_path / "s.parquet").read_bytes()
+    flip(tmp_path / "s.parquet", data.index(np.array([1, 2, 3] * 900, np.int64).tobytes()) + 8000 * 2)
+    assert TokenStore.open(tmp_path / "s.parquet").fingerprint == fingerprint
+    with pytest.raises(StoreError, match=r"are not those of the first use|holds -?\d+; allowed are"):
+        TokenStore.open(tmp_path / "s.parquet", verify=True)

@@ -1,0 +1,52 @@
+"""Decoding the blocks of files that cannot be mapped: row groups, and compressed record batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal, final
+
+from streamsft.sources.arrowfiles import ArrowFile
+from streamsft.sources.blockrows import Block, DecodedBlock
+from streamsft.sources.parquetfiles import ParquetFile
+from streamsft.sources.storecolumns import StoreColumns
+
+__all__ = ["BlockLoader"]
+
+
+@final
+class BlockLoader:
+    """Decodes blocks of files; a file is opened when it is first read, and again in a forked process.
+
+    Args:
+        paths: the files, by number.
+        kind: what they are.
+        extras: columns that travel with the rows.
+    """
+
+    def __init__(self, paths: Sequence[str], kind: Literal["arrow", "parquet"], extras: Sequence[str]) -> None:
+        self._paths = list(paths)
+        self._kind = kind
+        self._extras = tuple(extras)
+        self._process = os.getpid()
+        self._open: dict[int, ArrowFile | ParquetFile] = {}
+
+    def __call__(self, block: Block) -> DecodedBlock:
+        """The rows of a block.
+
+        Raises:
+            StoreError: its file cannot be read, or is not what it was.
+        """
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._open = {}
+        path = self._paths[block.file]
+        file = self._open.get(block.file)
+        if file is None:
+            file = self._open[block.file] = ParquetFile(path) if self._kind == "parquet" else ArrowFile(path)
+        columns = StoreColumns.of(file.schema, path, self._extras)
+        if isinstance(file, ParquetFile):
+            batch = file.group(block.number, columns.read)
+        else:
+            batch = file.batch(block.number, block.byte, columns.read)
+        return DecodedBlock.of(batch, columns, path)

@@ -1,0 +1,74 @@
+"""Parquet files of tokenized rows, read as they are, a row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import pyarrow as pa
+
+from streamsft.errors import StoreError
+from streamsft.sources.storecolumns import IDS
+
+__all__ = ["ParquetFile", "rows_at_a_time"]
+
+_TOKENS = 4 << 20  # decoded at a time while a file is validated
+
+
+def rows_at_a_time(group: Any) -> int:
+    """How many rows of a row group, given by its metadata, to decode at once: about four million tokens."""
+    tokens = max((c.num_values for c in map(group.column, range(group.num_columns)) if _is_ids(c)), default=0)
+    return max(1, min(int(group.num_rows), int(group.num_rows) * _TOKENS // max(1, int(tokens))))
+
+
+def _is_ids(column: Any) -> bool:
+    return str(column.path_in_schema).split(".")[0] == IDS
+
+
+@final
+class ParquetFile:
+    """One Parquet file.
+
+    Raises:
+        StoreError: it is no Parquet file, or is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        import pyarrow.parquet as pq
+
+        self.path = path
+        with self._reading():
+            self._file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+            self.schema: pa.Schema = self._file.schema_arrow
+            self.metadata = self._file.metadata
+
+    @property
+    def groups(self) -> int:
+        """Number of row groups."""
+        return int(self.metadata.num_row_groups)
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group in bounded pieces, with some columns only."""
+        rows = rows_at_a_time(self.metadata.row_group(group))
+        with self._reading():
+            for batch in self._file.iter_batches(
+                batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
+            ):
+                yield batch.select(list(columns))
+
+    def group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        """All rows of a row group, with some columns only."""
+        with self._reading():
+            table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+            batches = table.select(list(columns)).combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(
+                f"{self.path}: is no Parquet file, or damaged ({error}); write or copy it again"
+            ) from error

@@ -1,0 +1,77 @@
+"""The rules for tokenized rows that are Python objects; `validation` has them for Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamsft.errors import StoreError
+from streamsft.sources.columns import UNSUPERVISED
+from streamsft.sources.storecolumns import ATTENTION, IDS, LABELS, MASK
+from streamsft.types import Bools, Int32s
+
+__all__ = ["checked_row"]
+
+_MAX_ID = np.iinfo(np.int32).max
+
+
+def checked_row(row: Mapping[str, Any], where: str) -> tuple[Int32s, Bools]:
+    """Ids int32[n] and mask bool[n] of a row with ``input_ids`` and ``loss_mask`` or ``labels``.
+
+    Raises:
+        StoreError: a field is missing, is no flat list, has another length than ``input_ids``, or holds something
+            else than it should.
+    """
+    missing = [] if IDS in row else [IDS]
+    if MASK not in row and LABELS not in row:
+        missing.append(MASK)
+    if missing:
+        raise StoreError(f"{where}: has no {' and no '.join(missing)}, only {', '.join(map(str, row))}")
+    ids = _numbers(row[IDS], f"{where}, {IDS}")
+    _check(ids, (ids < 0) | (ids > _MAX_ID), f"{where}: {IDS}", f"allowed are 0 to {_MAX_ID:,}")
+    found: list[Bools] = []
+    for name in (MASK, LABELS, ATTENTION):
+        if name in row:
+            values = _numbers(row[name], f"{where}, {name}", floats=name != LABELS)
+            if len(values) != len(ids):
+                raise StoreError(
+                    f"{where}: {IDS} has {len(ids):,} entries, {name} {len(values):,}; they must be equally long"
+                )
+            found += _supervised(name, values, ids, where)
+    if len(found) > 1 and (found[0] != found[1]).any():
+        raise StoreError(f"{where}: {MASK} and {LABELS} do not agree on what is trained on; leave one of them out")
+    return ids.astype(np.int32), found[0]
+
+
+def _supervised(name: str, values: NDArray[Any], ids: NDArray[Any], where: str) -> list[Bools]:
+    """What `values` say is supervised, checked; nothing where they are an attention mask."""
+    if name == LABELS:
+        fix = f"a label is the id at its own place, or {UNSUPERVISED}"
+        _check(values, (values != UNSUPERVISED) & (values != ids), f"{where}: {LABELS}", fix)
+        return [values != UNSUPERVISED]
+    if name == ATTENTION:
+        _check(values, values != 1, f"{where}: {ATTENTION}", "so the row is padded; store rows without padding")
+        return []
+    _check(values, ~((values == 0) | (values == 1)), f"{where}: {MASK}", "write 1 where a token is trained on, else 0")
+    return [values.astype(np.bool_)]
+
+
+def _check(values: NDArray[Any], wrong: Bools, what: str, fix: str) -> None:
+    if wrong.any():
+        raise StoreError(f"{what} holds {values[int(np.argmax(wrong))]}; {fix}")
+
+
+def _numbers(values: Any, where: str, *, floats: bool = False) -> NDArray[Any]:
+    """`values` as a flat array of integers or booleans; None counts as empty."""
+    try:
+        array = np.asarray([] if values is None else values)
+    except (ValueError, OverflowError) as error:
+        raise StoreError(f"{where}: needs a flat list of integers ({error})") from error
+    kinds = "iubf" if floats else "iub"
+    if array.ndim != 1 or (array.dtype.kind not in kinds and len(array)):
+        found = "null or other values" if array.dtype == object else f"{array.dtype}{list(array.shape)}"
+        raise StoreError(f"{where}: needs a flat list of integers, found {found}")
+    return array if len(array) else array.astype(np.int32)

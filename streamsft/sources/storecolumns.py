@@ -1,0 +1,129 @@
+"""Which columns make a token store, and what is read of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, final
+
+import pyarrow as pa
+
+from streamsft.errors import StoreError
+from streamsft.sources.columns import Ragged, ragged
+
+__all__ = [
+    "ATTENTION",
+    "GRIDS",
+    "IDS",
+    "LABELS",
+    "MASK",
+    "PIXELS",
+    "Chunk",
+    "StoreColumns",
+    "decode",
+    "holds_tokens",
+]
+
+IDS, MASK, LABELS, ATTENTION = "input_ids", "loss_mask", "labels", "attention_mask"
+PIXELS, GRIDS = "pixel_values", "image_grid_thw"
+
+Chunk = tuple[Ragged, Ragged]
+"""Ids and masks of some rows."""
+
+
+def holds_tokens(names: Sequence[str]) -> bool:
+    """Whether a file with these columns holds tokenized rows."""
+    return IDS in names and (MASK in names or LABELS in names)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreColumns:
+    """The columns of a file that a store uses.
+
+    Attributes:
+        supervision: what says which tokens are trained on: ``loss_mask``, or ``labels`` without one.
+        beside: columns that are checked and then not used: ``attention_mask``, ``labels`` beside ``loss_mask``.
+        images: whether there are ``pixel_values`` and ``image_grid_thw``.
+        extras: columns that travel with their rows because they were named.
+    """
+
+    supervision: str
+    beside: tuple[str, ...] = ()
+    images: bool = False
+    extras: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, schema: pa.Schema, where: str, extras: Sequence[str] = ()) -> Self:
+        """The columns of a file of this schema.
+
+        Raises:
+            StoreError: a column is missing or is there twice, or an extra is one that has a meaning of its own.
+        """
+        names = list(schema.names)
+        _check_present(names, where, extras)
+        images = PIXELS in names
+        if images != (GRIDS in names):
+            there, missing = (PIXELS, GRIDS) if images else (GRIDS, PIXELS)
+            raise StoreError(f"{where}: has {there} but no column {missing}; images need both, rows of text neither")
+        supervision = MASK if MASK in names else LABELS
+        beside = [name for name in (LABELS, ATTENTION) if name in names and name != supervision]
+        return cls(supervision=supervision, beside=tuple(beside), images=images, extras=tuple(extras))
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What travels with the tokens."""
+        return (*((PIXELS, GRIDS) if self.images else ()), *self.extras)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """What is read of a row when it is trained on."""
+        return (IDS, self.supervision, *self.carried)
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """What is read when the file is validated."""
+        return (*self.read, *self.beside)
+
+
+def _check_present(names: Sequence[str], where: str, extras: Sequence[str]) -> None:
+    missing = [IDS] if IDS not in names else []
+    if MASK not in names and LABELS not in names:
+        missing.append(MASK)
+    if missing:
+        raise StoreError(
+            f"{where}: has no column {' and '.join(missing)}, only {', '.join(names) or 'none'}; a token store needs "
+            "input_ids, and loss_mask or labels (for text give the source a `path` and the format of its rows)"
+        )
+    for name in extras:
+        if name in (IDS, MASK, LABELS, ATTENTION, PIXELS, GRIDS):
+            raise StoreError(f"{where}: extras: {name} is read already; name columns without a meaning of their own")
+        if name not in names:
+            raise StoreError(f"{where}: extras: has no column {name}, only {', '.join(names)}")
+    for name in (IDS, MASK, LABELS, ATTENTION, PIXELS, GRIDS, *extras):
+        if names.count(name) > 1:
+            raise StoreError(f"{where}: has {names.count(name)} columns called {name}; rename or remove all but one")
+
+
+def decode(batch: pa.RecordBatch, columns: StoreColumns, where: str, first_row: int = 0) -> Chunk:
+    """Ids and masks of a record batch, in place as far as its layout allows. Values are not checked.
+
+    Args:
+        batch: the rows, with ``input_ids`` and what supervises them.
+        columns: what is in it.
+        where: the file, for messages.
+        first_row: number in the file of the first row, for messages.
+
+    Raises:
+        StoreError: a column does not hold lists of numbers, or a null among them.
+    """
+    ids = ragged(batch.column(IDS), f"{where}, column {IDS}", first_row=first_row)
+    labels = columns.supervision == LABELS
+    mask = ragged(
+        batch.column(columns.supervision),
+        f"{where}, column {columns.supervision}",
+        first_row=first_row,
+        floats=not labels,
+        labels=labels,
+    )
+    return ids, mask
