@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         TorchComm as TorchComm,
         shard_from_mesh as shard_from_mesh,
     )
+    from streamsft.commands.convert import convert as convert
     from streamsft.commands.demo import demo as demo
     from streamsft.commands.holdout import held_out as held_out
+    from streamsft.commands.inspect import StoreReport as StoreReport, inspect as inspect
     from streamsft.commands.preview import preview as preview
     from streamsft.commands.preview_row import preview_row as preview_row
     from streamsft.commands.tokenize import tokenize as tokenize
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     )
     from streamsft.order.permutation import permute as permute
     from streamsft.sources.base import Source as Source
+    from streamsft.sources.concat import ConcatStore as ConcatStore
     from streamsft.sources.hub import HubDataset as HubDataset
     from streamsft.sources.store import TokenStore as TokenStore
     from streamsft.sources.streaming import ShardReader as ShardReader, StreamingSource as StreamingSource
@@ -112,8 +115,10 @@ __version__ = "0.1.0"
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
+    "streamsft.commands.convert": ("convert",),
     "streamsft.commands.demo": ("demo",),
     "streamsft.commands.holdout": ("held_out",),
+    "streamsft.commands.inspect": ("StoreReport", "inspect"),
     "streamsft.commands.preview": ("preview",),
     "streamsft.commands.preview_row": ("preview_row",),
     "streamsft.commands.tokenize": ("tokenize",),
@@ -142,6 +147,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
     "streamsft.order.permutation": ("permute",),
     "streamsft.sources.base": ("Source",),
+    "streamsft.sources.concat": ("ConcatStore",),
     "streamsft.sources.hub": ("HubDataset",),
     "streamsft.sources.store": ("TokenStore",),
     "streamsft.sources.streaming": ("ShardReader", "StreamingSource"),

@@ -62,7 +62,7 @@ def _absolute(node: SourceConfig | GroupConfig) -> SourceConfig | GroupConfig:
     if node.path is not None:
         changes["path"] = [os.path.abspath(path) for path in node.path]
     if node.store is not None:
-        changes["store"] = os.path.abspath(node.store)
+        changes["store"] = [os.path.abspath(path) for path in node.store]
     return node.model_copy(update=changes)
 
 
@@ -70,4 +70,8 @@ def _stored(name: str, node: SourceConfig | GroupConfig, stores: Mapping[str, st
     if isinstance(node, GroupConfig):
         children = {child: _stored(child, below, stores) for child, below in node.sources.items()}
         return node.model_copy(update={"sources": children})
-    return SourceConfig(store=stores[name], weight=node.weight, shuffle=node.shuffle) if name in stores else node
+    return (
+        SourceConfig(store=[stores[name]], extras=node.extras, weight=node.weight, shuffle=node.shuffle)
+        if name in stores
+        else node
+    )

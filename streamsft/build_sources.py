@@ -6,16 +6,17 @@ import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from streamsft.build_stores import holds_tokens, open_tokens, token_paths
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
-from streamsft.errors import ConfigError, DataError, StoreError
+from streamsft.errors import ConfigError, DataError
 from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
+from streamsft.sources.storefiles import find_store_files
 from streamsft.sources.streaming import StreamingSource
 from streamsft.text.readers import RawSource
 from streamsft.text.tokenizing import tokenize
@@ -98,8 +99,11 @@ def build_source(
     Raises:
         StreamsftError: its files, its rows, the tokenizer or the store cannot be used.
     """
-    if source.store is not None:
-        return TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
+    tokens = transform is None and holds_tokens(source)
+    if tokens and not source.streaming:
+        return open_tokens(name, source, encoders, verify=verify, progress=progress)
+    if source.extras:
+        raise ConfigError(f"source {name}: extras: its rows are text; extras are columns of rows that are tokens")
     if source.streaming:
         return _streamed(name, source, encoders, transform)
     store = tokenize(
@@ -171,8 +175,8 @@ def _streamed(name: str, source: SourceConfig, encoders: Encoders, transform: Tr
     return make(
         raw_source(source),
         name=name,
-        transform=transform or encoders.of(source),
-        format=source.format,
+        transform=transform or (None if holds_tokens(source) else encoders.of(source)),
+        format=None if source.format == "tokens" else source.format,
         columns=source.columns,
         on_bad_row=source.on_bad_row,
         holdout=source.holdout,
@@ -194,7 +198,7 @@ def check_transforms(config: Config, transforms: Transforms) -> None:
             raise ConfigError(f"transforms: there is no source {name!r}; {hint}")
         if sources[name].store is not None:
             raise ConfigError(f"transforms: {name!r} is a store, which holds tokens already")
-        if set_too := {"format", "columns", "train_on"} & sources[name].model_fields_set:
+        if set_too := {"format", "columns", "train_on", "extras"} & sources[name].model_fields_set:
             raise ConfigError(
                 f"transforms: {name!r} is made into tokens by the function given, so {', '.join(sorted(set_too))} "
                 "in its config would have no effect; take it out"
@@ -245,10 +249,10 @@ def _check_inputs(sources: Mapping[str, SourceConfig]) -> None:
     for name, source in sources.items():
         try:
             with naming(name):
-                if source.path is not None:
+                if source.store is not None or holds_tokens(source):
+                    find_store_files(token_paths(source))
+                elif source.path is not None:
                     find_files(source.path)
-                elif source.store is not None and not Path(source.store).is_dir():
-                    raise StoreError(f"{source.store}: there is no such store")
         except DataError as error:
             problems.append(error)
     if len(problems) == 1:

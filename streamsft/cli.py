@@ -39,6 +39,14 @@ Overrides = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
+StorePaths = Annotated[
+    list[str],
+    typer.Argument(metavar="STORE", help="A token store: a directory, files or patterns.", show_default=False),
+]
+Extras = Annotated[
+    list[str] | None, typer.Option("--extras", metavar="COLUMN", help="A column that travels with the rows.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Processes = Annotated[
     int | None, typer.Option("--processes", "-j", min=1, help="Processes that tokenize; by default one per core.")
 ]
@@ -202,6 +210,65 @@ def train(
         config, overrides=overrides or (), fresh=fresh, accept_changes=accept_changes, verify=verify, quiet=quiet
     )
     raise SystemExit(result.exit_code)
+
+
+@app.command()
+@_reporting
+def inspect(
+    store: StorePaths,
+    *,
+    extras: Extras = None,
+    verify: Verify = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a token store holds.
+
+    Rows, tokens, the supervised share, lengths, files, row groups and the fingerprint. With --verify every row is
+    read and checked again.
+    """
+    from streamsft.commands.inspect import inspect
+
+    paths = store if len(store) > 1 else store[0]
+    inspect(paths, extras=extras or (), verify=verify, progress=sys.stderr.isatty(), as_json=as_json)
+
+
+@app.command()
+@_reporting
+def convert(
+    source: StorePaths,
+    target: Annotated[str, typer.Argument(metavar="DST", help="An .arrow or .parquet file, or a directory.")],
+    *,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Layout of a directory: store (the default), arrow or parquet.")
+    ] = None,
+    row_group_tokens: Annotated[
+        int, typer.Option("--row-group-tokens", min=1, help="Most tokens of a row group or record batch.")
+    ] = 1 << 20,
+    file_tokens: Annotated[
+        int | None, typer.Option("--file-tokens", min=1, help="Begin another file at so many tokens.")
+    ] = None,
+    extras: Extras = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write a token store in another layout.
+
+    Reads a directory, .arrow, .parquet, .jsonl or .json files; the last argument is where to write. Every row is
+    checked on the way, and what was written is read back.
+    """
+    from streamsft.commands.convert import checked_layout, convert
+
+    convert(
+        source if len(source) > 1 else source[0],
+        target,
+        to=checked_layout(to),
+        row_group_tokens=row_group_tokens,
+        file_tokens=file_tokens,
+        extras=extras or (),
+        progress=sys.stderr.isatty(),
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -68,8 +68,9 @@ class SourceConfig(_Node):
 
     path: Paths | None = None
     """Local files: a file, a glob, a directory, or a list of them."""
-    store: PathText | None = None
-    """A token store: a directory written by `streamsft tokenize`, or by `save_to_disk` with input_ids and loss_mask."""
+    store: Paths | None = None
+    """A token store: a directory written by `streamsft tokenize` or by `save_to_disk`, or .arrow, .parquet, .jsonl or
+    .json files (a file, a glob, a directory, or a list) with input_ids and loss_mask or labels. Read where it lies."""
     hub: str | None = None
     """A dataset of the Hugging Face hub, as owner/name."""
     config: str | None = None
@@ -80,8 +81,9 @@ class SourceConfig(_Node):
     """With `hub`: a branch, a tag or a commit."""
     data_files: TextOrList | None = None
     """With `hub`: only these files of the dataset."""
-    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer"] | None = None
-    """How a row holds its conversation; detected from the first rows where not given."""
+    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
+    """How a row holds its conversation; detected from the first rows where not given. tokens: rows are tokenized
+    already, which is detected too where the columns input_ids and loss_mask or labels are."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
     train_on: TrainOn = "assistant"
@@ -94,6 +96,8 @@ class SourceConfig(_Node):
     """Read in order and tokenize while training, with a weight, instead of tokenizing all of it first."""
     shuffle_window: Positive | None = None
     """With `streaming`: rows that are shuffled together, after the shards are; by default 1000."""
+    extras: list[str] | None = None
+    """Of a source of tokens: further columns that travel with the samples untouched."""
     holdout: HoldOut | None = None
     """Rows never trained on: a fraction above 0 and below 1, or a number of rows from 1. Decided by what a row says,
     so copies of a row are on one side. They are a source of their own, <name>.holdout."""

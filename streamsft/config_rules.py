@@ -44,14 +44,19 @@ def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()
         if "sources" not in node:
             issues.extend(_source_rules(node, path))
             issues.extend(_streaming_rules(node, path))
-            if "store" not in node and path[-1] not in without_tokenizer:
+            if "store" not in node and node.get("format") != "tokens" and path[-1] not in without_tokenizer:
                 texts.append(path)
     for path, node in _nodes(mix["sources"], (_MIX, "sources")):
         if node.get("holdout") is not None and f"{path[-1]}{HELD}" in seen:
             taken = dotted(seen[f"{path[-1]}{HELD}"])
             issues.append(Issue((*path, "holdout"), f"its held rows are called {path[-1]}{HELD}, the name of {taken}"))
     if texts and data.get("tokenizer") is None:
-        issues.append(Issue(("tokenizer",), f"missing: {dotted(texts[0])} is text and needs one"))
+        issues.append(
+            Issue(
+                ("tokenizer",),
+                f"missing: {dotted(texts[0])} is text and needs one; if it holds tokens, say format: tokens there",
+            )
+        )
     return issues
 
 
@@ -95,8 +100,20 @@ def _source_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
                 yield Issue((*path, key), f"{key!r} goes with 'hub', and this source has none")
     if given == ["store"]:
         for key in _FOR_TEXT:
-            if key in node:
+            if key in node and not (key == "format" and node[key] == "tokens"):
                 yield Issue((*path, key), f"{key!r} is about text, and a store holds tokens and masks already")
+    elif node.get("format") == "tokens":
+        for key in ("columns", "train_on", "holdout"):
+            if node.get(key) is not None:
+                yield Issue(
+                    (*path, key), f"{key!r} is about text, and the rows of this source are tokens (format: tokens)"
+                )
+        if "hub" in given and not node.get("streaming"):
+            yield Issue(
+                (*path, "format"), "tokens of the hub are read with streaming: true; or download them to a path"
+            )
+    if node.get("extras") is not None and (node.get("streaming") or "hub" in given):
+        yield Issue((*path, "extras"), "they are read of token stores, which are neither streamed nor on the hub")
 
 
 def _streaming_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:

@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from streamsft.build_sources import Transforms, all_sources, raw_source
+from streamsft.build_stores import holds_tokens, open_tokens
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
@@ -60,8 +61,8 @@ def preview_row(
     config = load_config(config, overrides, without_tokenizer=transforms)
     name, source, number = _find(config, row)
     encoders = Encoders(config)
-    if source.store is not None:
-        _show_stored(console, TokenStore.open(source.store, name=name), number, encoders)
+    if name not in transforms and holds_tokens(source) and not source.streaming:
+        _show_stored(console, open_tokens(name, source, encoders), number, encoders)
         return None
     reader = open_reader(raw_source(source))
     place, found = _row(reader, name, number, streaming=source.streaming)

@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from streamsft.build_sources import Transforms, check_transforms, drawn_sources
+from streamsft.build_stores import holds_tokens, open_tokens
 from streamsft.commands.console import make_console
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, EmptySourceError, StreamsftError
 from streamsft.sources.files import RawFiles
 from streamsft.sources.rawrows import BadRow
-from streamsft.sources.store import TokenStore
 from streamsft.text.conversation import RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.jobs import decode_columns
@@ -75,9 +75,12 @@ def validate(
 
 def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: bool, verify: bool) -> str:
     """Check one source and say what it is."""
-    if source.store is not None:
-        store = TokenStore.open(source.store, name=name, tokenizer_hash=encoders.tokenizer_hash, verify=verify)
+    tokens = not transformed and holds_tokens(source)
+    if tokens and not source.streaming:
+        store = open_tokens(name, source, encoders, verify=verify, progress=True)
         return f"a store of {len(store):,} rows"
+    if tokens:
+        return "tokens, streamed"
     if not transformed:
         encoders.of(source)
     streamed = ", streamed" if source.streaming else ""

@@ -89,6 +89,7 @@ class BlockRows:
         self, blocks: Sequence[Block], load: Callable[[Block], DecodedBlock], *, budget: int = _CACHE_BYTES
     ) -> None:
         self._blocks = list(blocks)
+        self.blocks = len(self._blocks)
         self._load = load
         self._budget = budget
         self._first = np.cumsum([0, *(block.rows for block in blocks)])

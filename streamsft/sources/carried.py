@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
-from streamsft.sources.storecolumns import GRIDS, PIXELS
+from streamsft.sources.tokennames import GRIDS, PIXELS
 from streamsft.types import Bools
 
 __all__ = ["CarriedDigest", "check_images", "values_of"]

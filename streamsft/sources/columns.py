@@ -11,12 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
+from streamsft.sources.tokennames import UNSUPERVISED
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["UNSUPERVISED", "Ragged", "TokenColumns", "ragged"]
-
-UNSUPERVISED = -100
-"""The label of what is not trained on."""
+__all__ = ["Ragged", "TokenColumns", "ragged"]
 
 _LISTS = "write one list of numbers per row"
 
@@ -162,6 +160,7 @@ class TokenColumns:
         chunks = [pair for pair in chunks if len(pair[0].offsets) > 1]
         rows = np.cumsum([0] + [len(ids.offsets) - 1 for ids, _ in chunks])
         self._bounds = bounds
+        self.chunks = len(chunks)
         self._first_row = rows[1:-1].astype(np.int64)
         before = bounds[rows[:-1]]
         self._ids = _Column([ids for ids, _ in chunks], before, whole)

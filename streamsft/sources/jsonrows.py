@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
-from streamsft.sources.columns import UNSUPERVISED
 from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
+from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rowchecks import checked_row
-from streamsft.sources.storecolumns import IDS, LABELS, MASK
+from streamsft.sources.tokennames import IDS, LABELS, MASK, UNSUPERVISED
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["JsonBatch", "JsonRows", "json_batches"]
@@ -37,13 +37,8 @@ def json_batches(file: RawFile, extras: Sequence[str] = ()) -> Iterator[JsonBatc
     """The rows of a file as record batches, with all of their columns.
 
     Raises:
-        StoreError: the file is compressed, or a row is no JSON object.
+        StoreError: a row is no JSON object, or its tokens cannot be used.
     """
-    if file.compression is not None:
-        raise StoreError(
-            f"{file.path}: is compressed, so its rows cannot be read in any order; decompress it, or make a store of "
-            "it with `streamsft convert`"
-        )
     texts: list[bytes] = []
     places: list[int] = []
     size = row = 0
@@ -61,7 +56,7 @@ def json_batches(file: RawFile, extras: Sequence[str] = ()) -> Iterator[JsonBatc
 
 def _rows(file: RawFile) -> Iterator[tuple[bytes, int]]:
     """The text of each row, and where it begins."""
-    with open(file.path, "rb") as stream:
+    with open_bytes(file.path, file.compression) as (stream, _):
         if holds_array(stream, lines=file.format == "jsonl"):
             for text, _, (behind, _) in array_elements(stream, file.path):
                 yield text.replace(b"\n", b" ").replace(b"\r", b" "), behind - len(text)

@@ -26,6 +26,7 @@ class MappedRows:
 
     def __init__(self, tokens: TokenColumns, carried: Sequence[pa.RecordBatch] = ()) -> None:
         self._tokens = tokens
+        self.blocks = tokens.chunks
         self._carried = list(carried)
         self._first = np.cumsum([0, *(batch.num_rows for batch in carried)])
 

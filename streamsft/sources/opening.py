@@ -30,7 +30,7 @@ from streamsft.sources.storefiles import StoreFiles, find_store_files
 from streamsft.sources.validation import Validator
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Opened", "StoreRows", "open_store", "open_table"]
+__all__ = ["Layout", "Opened", "StoreRows", "open_store", "open_table"]
 
 
 class StoreRows(Protocol):
@@ -49,6 +49,22 @@ class StoreRows(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the rows of a store lie on disk.
+
+    Attributes:
+        kind: ``arrow``, ``parquet`` or ``json``; ``memory`` where they do not.
+        sizes: bytes of each file, in the order of the manifest's files.
+        blocks: row groups or record batches; 0 in text files.
+    """
+
+    kind: str
+    sizes: tuple[int, ...] = ()
+    blocks: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """A store that is ready to be read.
 
@@ -56,6 +72,7 @@ class Opened:
         manifest: what it holds.
         index: its per-row columns.
         rows: its tokens.
+        layout: how they lie on disk.
         carried: the columns that travel with its rows.
         table: its columns as an Arrow table, where they are in memory only.
         known: what opening it again would have to find out by a scan; None where that is kept on disk.
@@ -64,6 +81,7 @@ class Opened:
     manifest: Manifest
     index: RowIndex
     rows: StoreRows
+    layout: Layout
     carried: tuple[str, ...] = ()
     table: pa.Table | None = None
     known: Sidecar | None = None
@@ -98,6 +116,7 @@ def open_store(
         manifest=sidecar.manifest,
         index=sidecar.index,
         rows=rows,
+        layout=_layout(files, rows),
         carried=sidecar.carried,
         known=None if sidecar.kept else sidecar,
     )
@@ -122,7 +141,13 @@ def open_table(table: pa.Table, where: str, *, extras: Sequence[str] = (), known
     carried = table.select(columns.carried).to_batches() if columns.carried else []
     rows = MappedRows(TokenColumns(chunks, known.index.bounds), carried)
     return Opened(
-        manifest=known.manifest, index=known.index, rows=rows, carried=known.carried, table=table, known=known
+        manifest=known.manifest,
+        index=known.index,
+        rows=rows,
+        layout=Layout(kind="memory", blocks=len(chunks)),
+        carried=known.carried,
+        table=table,
+        known=known,
     )
 
 
@@ -135,7 +160,13 @@ def _open_ours(path: Path, extras: Sequence[str], *, verify: bool) -> Opened:
     manifest = load_manifest(path)
     check_files(path, manifest, verify=verify)
     index, _ = load_index(path / INDEX_FILE)
-    return Opened(manifest=manifest, index=index, rows=_mapped(files, index, manifest, ()))
+    rows = _mapped(files, index, manifest, ())
+    return Opened(manifest=manifest, index=index, rows=rows, layout=_layout(files, rows))
+
+
+def _layout(files: StoreFiles, rows: StoreRows) -> Layout:
+    blocks = rows.blocks if isinstance(rows, MappedRows | BlockRows) else 0
+    return Layout(kind=files.kind, sizes=tuple(file.size for file in files.files), blocks=blocks)
 
 
 def _sidecar(files: StoreFiles, extras: Sequence[str], verify: bool, advance: Callable[[int], None] | None) -> Sidecar:

@@ -9,7 +9,7 @@ from typing import Any, final
 import pyarrow as pa
 
 from streamsft.errors import StoreError
-from streamsft.sources.storecolumns import IDS
+from streamsft.sources.tokennames import IDS
 
 __all__ = ["ParquetFile", "rows_at_a_time"]
 

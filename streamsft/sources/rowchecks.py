@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
-from streamsft.sources.columns import UNSUPERVISED
-from streamsft.sources.storecolumns import ATTENTION, IDS, LABELS, MASK
+from streamsft.sources.tokennames import ATTENTION, IDS, LABELS, MASK, UNSUPERVISED
 from streamsft.types import Bools, Int32s
 
 __all__ = ["checked_row"]

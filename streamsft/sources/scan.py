@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 
 import pyarrow as pa
 
+from streamsft.errors import StoreError
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import Block
 from streamsft.sources.jsonrows import json_batches
@@ -103,6 +104,11 @@ def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[
     behind = 0
     for number, file in enumerate(files.files):
         first_row = 0
+        if file.compression is not None:
+            raise StoreError(
+                f"{file.path}: is compressed, so its rows cannot be read in any order; decompress it, or make a store "
+                "of it with `streamsft convert`"
+            )
         for batch, block, byte in stored_batches(file, number, files.kind, extras):
             validator.add(batch, file.path, file=number, first_row=first_row, byte=byte)
             first_row += batch.num_rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,10 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.manifest import Manifest
-from streamsft.sources.opening import Opened, open_store, open_table
+from streamsft.sources.opening import Layout, Opened, open_store, open_table
 from streamsft.sources.paths import Paths
+from streamsft.sources.storefiles import absolute, name_of
+from streamsft.sources.vocabulary import refuse_ids_beyond
 from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TokenStore:
         Raises:
             StoreError: there is no store, or it is incomplete, damaged, of another tokenizer, or a row breaks a rule.
         """
-        places = _absolute(path)
+        places = absolute(path)
         opened = open_store(places, extras=extras, verify=verify, advance=advance)
         made_by = opened.manifest.tokenizer
         if tokenizer_hash and made_by and made_by != tokenizer_hash:
@@ -81,9 +81,9 @@ class TokenStore:
                 f"{places}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
                 "use that tokenizer, or tokenize the source again"
             )
-        store = cls(_name_of(places) if name is None else name, opened, places, extras)
+        store = cls(name_of(places) if name is None else name, opened, places, extras)
         if vocabulary is not None and opened.manifest.largest_id >= vocabulary:
-            raise StoreError(_beyond(store, vocabulary))
+            refuse_ids_beyond(store, vocabulary)
         return store
 
     @classmethod
@@ -128,6 +128,11 @@ class TokenStore:
     def manifest(self) -> Manifest:
         """What the store holds."""
         return self._data.manifest
+
+    @property
+    def layout(self) -> Layout:
+        """How the rows lie on disk."""
+        return self._data.layout
 
     @property
     def fingerprint(self) -> str:
@@ -286,32 +291,3 @@ class TokenStore:
             self._opened = open_table(table, self._name, extras=self._extras, known=known)
         elif known is not None:
             self._opened = open_store(self._paths, extras=self._extras, known=known)
-
-
-def _absolute(paths: Paths) -> Path | list[Path]:
-    if isinstance(paths, str | os.PathLike):
-        return Path(os.path.abspath(os.path.expanduser(paths)))
-    return [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
-
-
-def _name_of(paths: Path | list[Path]) -> str:
-    """The name of a source whose user gave none."""
-    path = paths if isinstance(paths, Path) else (paths or [Path("rows")])[0]
-    name = path.stem if path.suffix[1:] in ("arrow", "parquet", "jsonl", "json") else path.name
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
-
-
-def _beyond(store: TokenStore, vocabulary: int) -> str:
-    """Names the first row of a store with an id beyond the vocabulary."""
-    for first in range(0, len(store), _LOOKED_AT):
-        index = np.arange(first, min(first + _LOOKED_AT, len(store)))
-        for row, ids in zip(index.tolist(), store.read(index)[0], strict=True):
-            if len(ids) and int(ids.max()) >= vocabulary:
-                return (
-                    f"{store.origin(row)}: input_ids holds {ids.max()}, and the tokenizer in use has {vocabulary:,} "
-                    "ids, from 0; use the tokenizer that the store was made with"
-                )
-    raise AssertionError("a store's largest id is the id of one of its rows")
-
-
-_LOOKED_AT = 1024

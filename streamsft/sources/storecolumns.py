@@ -10,30 +10,12 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.columns import Ragged, ragged
+from streamsft.sources.tokennames import ATTENTION, GRIDS, IDS, LABELS, MASK, PIXELS
 
-__all__ = [
-    "ATTENTION",
-    "GRIDS",
-    "IDS",
-    "LABELS",
-    "MASK",
-    "PIXELS",
-    "Chunk",
-    "StoreColumns",
-    "decode",
-    "holds_tokens",
-]
-
-IDS, MASK, LABELS, ATTENTION = "input_ids", "loss_mask", "labels", "attention_mask"
-PIXELS, GRIDS = "pixel_values", "image_grid_thw"
+__all__ = ["Chunk", "StoreColumns", "decode"]
 
 Chunk = tuple[Ragged, Ragged]
 """Ids and masks of some rows."""
-
-
-def holds_tokens(names: Sequence[str]) -> bool:
-    """Whether a file with these columns holds tokenized rows."""
-    return IDS in names and (MASK in names or LABELS in names)
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from streamsft.errors import DataError, StoreError
 from streamsft.sources.manifest import MANIFEST_FILE
 from streamsft.sources.paths import FORMATS, Paths, RawFile, find_files
 
-__all__ = ["STATE_FILE", "Kind", "StoreFiles", "data_files", "find_store_files"]
+__all__ = ["STATE_FILE", "Kind", "StoreFiles", "absolute", "data_files", "find_store_files", "name_of"]
 
 Kind = Literal["arrow", "parquet", "json"]
 
@@ -153,3 +154,17 @@ def data_files(path: Path) -> tuple[list[str], bool]:
         return [str(entry["filename"]) for entry in state["_data_files"]], "streamsft" in state
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{place}: cannot be read ({error}); write or copy the store again") from error
+
+
+def absolute(paths: Paths) -> Path | list[Path]:
+    """`paths` wherever the working directory is."""
+    if isinstance(paths, str | os.PathLike):
+        return Path(os.path.abspath(os.path.expanduser(paths)))
+    return [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
+
+
+def name_of(paths: Path | list[Path]) -> str:
+    """The name of a source whose user gave none: that of its first path."""
+    path = paths if isinstance(paths, Path) else (paths or [Path("rows")])[0]
+    name = path.stem if path.suffix[1:] in _KINDS else path.name
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import CarriedDigest, check_images
-from streamsft.sources.columns import UNSUPERVISED, Ragged, ragged
+from streamsft.sources.columns import Ragged, ragged
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
 from streamsft.sources.rowfacts import RowFacts
-from streamsft.sources.storecolumns import ATTENTION, IDS, LABELS, MASK, StoreColumns, decode
+from streamsft.sources.storecolumns import StoreColumns, decode
+from streamsft.sources.tokennames import ATTENTION, IDS, LABELS, MASK, UNSUPERVISED
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Validator", "pieces"]

@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.rawrows import BadRow, Chunk, Row
 from streamsft.sources.streaming import Encoded, Refused
+from streamsft.sources.tokennames import UNSUPERVISED, holds_tokens
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import parser
 from streamsft.types import Bools, Int32s, Ints
@@ -204,9 +206,10 @@ def tokens_of(row: Any, what: str) -> Encoded:
     Raises:
         DataError: it is something else.
     """
-    if not isinstance(row, Mapping) or "input_ids" not in row or "loss_mask" not in row:
-        raise DataError(f"{what} a mapping with input_ids and loss_mask, or None")
-    ids, mask = (np.asarray(row[name]) for name in ("input_ids", "loss_mask"))
+    if not isinstance(row, Mapping) or not holds_tokens(list(row)):
+        raise DataError(f"{what} a mapping with input_ids and loss_mask (or labels), or None")
+    ids = np.asarray(row["input_ids"])
+    mask = np.asarray(row["loss_mask"]) if "loss_mask" in row else _mask_of_labels(row["labels"], ids, what)
     if ids.ndim != 1 or ids.shape != mask.shape or (ids.size and ids.dtype.kind not in "iu"):
         raise DataError(
             f"{what} flat integer input_ids and a loss_mask of the same length, not "
@@ -218,6 +221,14 @@ def tokens_of(row: Any, what: str) -> Encoded:
     if mask.dtype != np.bool_ and not (supervised | (mask == 0)).all():
         raise DataError(f"{what} a loss_mask with no other values than 0, 1, False and True")
     return Encoded(ids.astype(np.int32), supervised)
+
+
+def _mask_of_labels(labels: Any, ids: NDArray[Any], what: str) -> NDArray[Any]:
+    """Where `labels` are not -100."""
+    found = np.asarray(labels)
+    if found.shape == ids.shape and ((found != UNSUPERVISED) & (found != ids)).any():
+        raise DataError(f"{what} labels that are the ids at their own places, or -100 where nothing is trained")
+    return np.asarray(found != UNSUPERVISED)
 
 
 def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> EncodedChunk:

@@ -23,6 +23,7 @@ from streamsft.sources.shardrows import FILE_SHIFT
 from streamsft.sources.shardvalues import decode_values
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import Encoded, RawRow, Refused, ShardReader, StreamingSource
+from streamsft.sources.tokennames import holds_tokens
 from streamsft.text.filters import Filters, named_filters
 from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut, all_rows, held_rows
@@ -159,10 +160,10 @@ def _detected(reader: ShardReader, where: str, columns: Mapping[str, str]) -> st
 
 def _check_tokens(reader: ShardReader, where: str) -> None:
     first = next(iter(_first_rows(reader)), None)
-    if first is not None and not {"input_ids", "loss_mask"} <= first.keys():
+    if first is not None and not holds_tokens(list(first)):
         raise ConfigError(
-            f"{where}: its rows hold no input_ids and loss_mask but {', '.join(first)}; give transform=ChatTokenizer("
-            "...), or a function that makes tokens of a row"
+            f"{where}: its rows hold no input_ids and loss_mask or labels but {', '.join(first)}; give "
+            "transform=ChatTokenizer(...), or a function that makes tokens of a row"
         )
 
 

@@ -1,0 +1,216 @@
+"""Token stores from one layout into another, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import pyarrow as pa
+
+from streamsft.errors import StoreError
+from streamsft.sources.columns import Ragged
+from streamsft.sources.paths import Paths
+from streamsft.sources.publish import (
+    clean_up_after_the_dead,
+    fsync_directory,
+    fsync_file,
+    remove,
+    temporary_name,
+    try_rename,
+)
+from streamsft.sources.scan import stored_batches
+from streamsft.sources.store import TokenStore
+from streamsft.sources.storecolumns import StoreColumns, decode
+from streamsft.sources.storefiles import find_store_files
+from streamsft.sources.tokennames import IDS, MASK
+from streamsft.sources.validation import Validator, pieces
+from streamsft.sources.writer import StoreWriter
+
+__all__ = ["Layouts", "convert_store"]
+
+Layouts = Literal["store", "arrow", "parquet"]
+
+
+def convert_store(
+    source: Paths,
+    target: str | Path,
+    *,
+    to: Layouts | None = None,
+    row_group_tokens: int = 1 << 20,
+    file_tokens: int | None = None,
+    extras: Sequence[str] = (),
+    advance: Callable[[int], None] | None = None,
+) -> TokenStore:
+    """Write the rows of a store in another layout, checked, in the same order.
+
+    What is written is read back and must have the fingerprint of what was read.
+
+    Args:
+        source: any store; its text files may be compressed.
+        target: an .arrow or .parquet file, or a directory; nothing may be there.
+        to: the layout of a directory: ``store`` as streamsft writes it (the default), or files of one kind.
+        row_group_tokens: most tokens of a row group or record batch; a longer row has one of its own.
+        file_tokens: begin another file when one holds so many tokens; into a directory of files only.
+        extras: further columns to take along; not into a ``store``.
+        advance: called with the bytes of the source that lie behind.
+
+    Returns:
+        The new store.
+
+    Raises:
+        StoreError: the source cannot be used, the target exists or cannot be written, or does not fit what is asked.
+    """
+    place = Path(target).absolute()
+    layout = _layout(place, to, file_tokens, extras)
+    if place.exists():
+        raise StoreError(f"{place}: exists already; remove it, or choose another place")
+    rows = _Rows(source, extras, advance)
+    if layout == "store":
+        _write_store(rows, place)
+    else:
+        _write_files(rows, place, layout, row_group_tokens, file_tokens)
+    store = TokenStore.open(place, extras=extras)
+    if store.fingerprint != rows.validator.manifest().fingerprint:
+        raise StoreError(f"{place}: was written, but does not read back as it was; remove it and check the disk")
+    return store
+
+
+def _layout(place: Path, to: Layouts | None, file_tokens: int | None, extras: Sequence[str]) -> Layouts:
+    suffix = place.suffix[1:]
+    if suffix in ("arrow", "parquet"):
+        if to not in (None, suffix):
+            raise StoreError(f"{place}: is named as {suffix}, and {to} is asked for; leave one of them out")
+        if file_tokens is not None:
+            raise StoreError(f"{place}: is one file; give a directory to write several, or leave file_tokens out")
+        return "arrow" if suffix == "arrow" else "parquet"
+    if suffix in ("json", "jsonl", "csv", "tsv"):
+        raise StoreError(f"{place}: stores are written as a directory, .arrow or .parquet")
+    if to in (None, "store") and (extras or file_tokens is not None):
+        what = "extras" if extras else "file_tokens"
+        raise StoreError(f"{place}: {what}: goes with arrow or parquet, not with a store of streamsft's own layout")
+    return to or "store"
+
+
+@final
+class _Rows:
+    """The rows of a store, checked as they go by, in record batches of ids, mask and what is carried."""
+
+    def __init__(self, source: Paths, extras: Sequence[str], advance: Callable[[int], None] | None) -> None:
+        self.files = find_store_files(source)
+        self.validator = Validator(extras=extras)
+        self._extras = tuple(extras)
+        self._advance = advance
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        behind = 0
+        for number, file in enumerate(self.files.files):
+            first_row = 0
+            for stored in stored_batches(file, number, self.files.kind, self._extras):
+                batch = stored.batch
+                self.validator.add(batch, file.path, file=number, first_row=first_row)
+                columns = StoreColumns.of(batch.schema, file.path, self._extras)
+                ids, mask = decode(batch, columns, file.path, first_row)
+                for first, last in pieces(ids.offsets):
+                    carried = [batch.column(name).slice(first, last - first) for name in columns.carried]
+                    lists = [_lists(ids, first, last, np.int32), _lists(mask, first, last, np.bool_)]
+                    yield pa.RecordBatch.from_arrays([*lists, *carried], [IDS, MASK, *columns.carried])
+                first_row += batch.num_rows
+            behind += file.size
+            if self._advance is not None:
+                self._advance(behind)
+
+
+def _lists(column: Ragged, first: int, last: int, dtype: Any) -> pa.Array:
+    offsets = column.offsets[first : last + 1]
+    values = column.slice(int(offsets[0]), int(offsets[-1])).astype(dtype)
+    if dtype == np.bool_:
+        values = values.view(np.int8)
+    return pa.ListArray.from_arrays(pa.array((offsets - offsets[0]).astype(np.int32)), pa.array(values))
+
+
+def _write_store(rows: _Rows, place: Path) -> None:
+    with StoreWriter(place, files=rows.files.names) as writer:
+        for batch in rows:
+            if len(batch.schema) > 2:
+                raise StoreError(f"{place}: the rows hold images, which a store of streamsft's own layout does not")
+            ids, mask = batch.column(0), batch.column(1)
+            lengths = np.diff(np.asarray(ids.offsets)).astype(np.int32)
+            number = np.arange(writer.rows, writer.rows + len(lengths))
+            writer.append(np.asarray(ids.values), np.asarray(mask.values).view(np.bool_), lengths, number)
+
+
+def _write_files(
+    rows: _Rows, place: Path, kind: Literal["arrow", "parquet"], row_group_tokens: int, file_tokens: int | None
+) -> None:
+    single = place.suffix[1:] == kind
+    temporary = temporary_name(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        clean_up_after_the_dead(place)
+        if single:
+            _write_file(_groups(iter(rows), row_group_tokens), temporary, kind, None)
+            os.link(temporary, place)  # unlike a rename it does not replace what has come there meanwhile
+            remove(temporary)
+        else:
+            temporary.mkdir()
+            groups, number = _groups(iter(rows), row_group_tokens), 0
+            while _write_file(groups, temporary / f"part-{number:05}.{kind}", kind, file_tokens):
+                number += 1
+            fsync_directory(temporary)
+            if not try_rename(temporary, place):
+                raise StoreError(f"{place}: exists already; remove it, or choose another place")
+        fsync_directory(place.parent)
+    except BaseException as error:
+        remove(temporary)
+        if isinstance(error, OSError):
+            raise StoreError(f"{place}: writing failed: {error.strerror or error}; nothing was left there") from error
+        raise
+
+
+def _groups(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:
+    """The rows again, in tables of at most `limit` tokens; a longer row is one of its own."""
+    waiting: list[pa.RecordBatch] = []
+    tokens = 0
+    for batch in batches:
+        offsets = np.asarray(batch.column(0).offsets)
+        first = 0
+        while first < batch.num_rows:
+            last = int(np.searchsorted(offsets, offsets[first] + limit - tokens, side="right")) - 1
+            if last <= first and tokens:
+                yield pa.Table.from_batches(waiting)
+                waiting, tokens = [], 0
+                continue
+            last = min(max(last, first + 1), batch.num_rows)
+            waiting.append(batch.slice(first, last - first))
+            tokens += int(offsets[last] - offsets[first])
+            first = last
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _write_file(groups: Iterator[pa.Table], path: Path, kind: Literal["arrow", "parquet"], most: int | None) -> bool:
+    """Write groups to a file until it holds `most` tokens; False if there was none left."""
+    import pyarrow.parquet as pq
+
+    first = next(groups, None)
+    if first is None:
+        return False
+    tokens, table = 0, first
+    with (
+        pq.ParquetWriter(path, first.schema, compression="zstd")
+        if kind == "parquet"
+        else pa.ipc.new_stream(str(path), first.schema) as writer
+    ):
+        while table is not None:
+            whole = table.combine_chunks()
+            if kind == "parquet":
+                writer.write_table(whole, row_group_size=max(1, len(whole)))
+            else:
+                writer.write_table(whole)
+            tokens += sum(len(chunk.values) for chunk in whole.column(0).chunks)
+            table = None if most is not None and tokens >= most else next(groups, None)
+    fsync_file(path)
+    return True
