@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.build_sources import BuiltSource
+from streamsft.build_stores import Tokens
 from streamsft.comm import Comm
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.encoders import Encoders
@@ -16,7 +17,7 @@ from streamsft.errors import ConfigError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.sinks import JsonlSink, Sink, TensorBoardSink
-from streamsft.sources.store import TokenStore
+from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
@@ -29,6 +30,8 @@ from streamsft.types import Shard
 __all__ = ["Built", "build", "build_aggregator", "build_mix", "build_packer", "build_settings", "build_sinks"]
 
 _log = logging.getLogger(__name__)
+
+_SHUFFLE_GROUPS = 16
 
 
 def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int | None = None) -> Interleave:
@@ -57,9 +60,11 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource], *, step: int |
 
     def leaf(given: SourceConfig, name: str) -> BuiltSource | SourceStream:
         source = sources[name]
-        if given.shuffle == "none" and isinstance(source, TokenStore):
-            return SourceStream(source, seed=config.seed, shuffle=False)
-        return source
+        if isinstance(source, StreamingSource) or given.shuffle == "rows":
+            return source
+        if given.shuffle == "row_groups":
+            return SourceStream(source, seed=config.seed, shuffle_groups=given.shuffle_groups or _SHUFFLE_GROUPS)
+        return SourceStream(source, seed=config.seed, shuffle=False)
 
     return node("mix", config.mix.sources)
 
@@ -148,9 +153,9 @@ class Built:
     metrics: tuple[Metric, ...]
 
     @property
-    def stores(self) -> dict[str, TokenStore]:
+    def stores(self) -> dict[str, Tokens]:
         """Those of the sources that are stores."""
-        return {name: source for name, source in self.sources.items() if isinstance(source, TokenStore)}
+        return {name: source for name, source in self.sources.items() if not isinstance(source, StreamingSource)}
 
     @property
     def summaries(self) -> list[SourceSummary]:

@@ -14,6 +14,7 @@ from streamsft.config_values import (
     Paths,
     PathText,
     Positive,
+    Size,
     Stretch,
     TextOrList,
     TrainOn,
@@ -26,12 +27,14 @@ __all__ = [
     "CacheConfig",
     "Config",
     "GroupConfig",
+    "IoConfig",
     "LoaderConfig",
     "MetricsConfig",
     "MixConfig",
     "PackingConfig",
     "SourceConfig",
     "TextConfig",
+    "TierConfig",
     "TrainConfig",
 ]
 
@@ -63,6 +66,30 @@ class _Node(_Section):
         return any(value for key, value in self.weight.items() if key != "hold")
 
 
+class TierConfig(_Section):
+    """Where row groups are kept on the local disk."""
+
+    dir: PathText
+    """A folder for them alone; workers, ranks and jobs may share it."""
+    budget: Size
+    """Bytes that its files may take, such as 32GiB. Those used longest ago are removed when there is no room."""
+    whole: bool = False
+    """Fetch the whole store before training begins; it must fit the budget."""
+
+
+class IoConfig(_Section):
+    """How a process reads row groups."""
+
+    memory: Size = 1 << 30
+    """Bytes of decoded row groups that are kept."""
+    prefetch: Size = 256 << 20
+    """Bytes of decoded row groups that are fetched before they are needed; 0: none."""
+    deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    """Seconds for which a read that fails is tried again."""
+    requests: Positive = 16
+    """Row groups that are fetched at a time."""
+
+
 class SourceConfig(_Node):
     """A source: where its rows come from, how they become tokens, how often they are drawn."""
 
@@ -70,7 +97,8 @@ class SourceConfig(_Node):
     """Local files: a file, a glob, a directory, or a list of them."""
     store: Paths | None = None
     """A token store: a directory written by `streamsft tokenize` or by `save_to_disk`, or .arrow, .parquet, .jsonl or
-    .json files (a file, a glob, a directory, or a list) with input_ids and loss_mask or labels. Read where it lies."""
+    .json files (a file, a glob, a directory, or a list) with input_ids and loss_mask or labels; or an address of
+    Parquet files, such as s3://bucket/folder. Read where it lies."""
     hub: str | None = None
     """A dataset of the Hugging Face hub, as owner/name."""
     config: str | None = None
@@ -90,8 +118,16 @@ class SourceConfig(_Node):
     """Which messages are supervised."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
-    shuffle: Literal["rows", "none"] = "rows"
-    """rows: each pass in an order of its own. none: in the order of the input, shuffled within a window only."""
+    shuffle: Literal["rows", "row_groups", "none"] = "rows"
+    """rows: each pass in an order of its own. row_groups: of a store of Parquet files, its row groups in an order of
+    their own, then rows within shuffle_groups of them, so that each group is read once per pass. none: in the order of
+    the input, shuffled within a window only."""
+    shuffle_groups: Positive | None = None
+    """With `shuffle: row_groups`: row groups whose rows are mixed; by default 16."""
+    tier: TierConfig | None = None
+    """Of a store that is read by row groups: where they are kept on the local disk."""
+    io: IoConfig | None = None
+    """Of a store that is read by row groups: how much is kept and fetched ahead in memory."""
     streaming: bool = False
     """Read in order and tokenize while training, with a weight, instead of tokenizing all of it first."""
     shuffle_window: Positive | None = None
@@ -101,6 +137,12 @@ class SourceConfig(_Node):
     holdout: HoldOut | None = None
     """Rows never trained on: a fraction above 0 and below 1, or a number of rows from 1. Decided by what a row says,
     so copies of a row are on one side. They are a source of their own, <name>.holdout."""
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether it is a store that is read by row groups: one that has an address, or a key that is about those."""
+        asked = self.shuffle == "row_groups" or self.tier is not None or self.io is not None
+        return self.store is not None and (asked or any("://" in place for place in self.store))
 
 
 class GroupConfig(_Node):
@@ -249,6 +291,8 @@ SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     (): Config,
     ("mix",): MixConfig,
     ("mix", "sources", "*"): SourceConfig,
+    ("mix", "sources", "*", "tier"): TierConfig,
+    ("mix", "sources", "*", "io"): IoConfig,
     ("text",): TextConfig,
     ("cache",): CacheConfig,
     ("packing",): PackingConfig,

@@ -16,6 +16,7 @@ from streamsft.sources.blockrows import DecodedBlock
 
 __all__ = ["GroupCache"]
 
+_MOST_EXPECTED: Final = 128  # groups that one reader is asked for, however small they are
 _IDLE: Final = 5.0  # seconds after which a thread without work ends
 _LEAVE: Final = 2.0  # seconds that the end of the process waits for fetches under way
 _GRACE: Final = 5.0  # seconds beyond the deadline that a fetch may take to give up by itself
@@ -122,7 +123,7 @@ class GroupCache:
         for group, before in groups:
             wanted.append((before, group))
             total += self._size(group) if before else 0
-            if total >= self._ahead:
+            if total >= self._ahead or len(wanted) >= _MOST_EXPECTED:
                 break
         with self._changed:
             self._expected[reader] = wanted

@@ -117,7 +117,7 @@ class GroupRows:
         """See `GroupedSource.expect`."""
         self._groups.expect(reader, groups)
 
-    def download(self, advance: Callable[[int, int], None] | None) -> None:
+    def download(self, advance: Callable[[int], None] | None) -> None:
         """See `RowGroupStore.download`."""
         if self._disk is None:
             raise StoreError("tier: there is none to download the store to; give the store one")
@@ -133,7 +133,7 @@ class GroupRows:
         for first in range(0, len(missing), at_once):
             self._groups.get(missing[first : first + at_once])
             if advance is not None:
-                advance(groups - len(missing) + first + len(missing[first : first + at_once]), groups)
+                advance(groups - len(missing) + first + len(missing[first : first + at_once]))
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """See `RowGroupStore.read`."""

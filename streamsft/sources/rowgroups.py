@@ -9,6 +9,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from streamsft.errors import StoreError
 from streamsft.sources.groupindex import GroupIndex, open_index, reopen_index
 from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
@@ -62,6 +63,7 @@ class RowGroupStore:
         name: str | None = None,
         filesystem: Any = None,
         extras: Sequence[str] = (),
+        vocabulary: int | None = None,
         tier: Tier | None = None,
         options: ReadOptions | None = None,
         advance: Callable[[int], None] | None = None,
@@ -74,6 +76,7 @@ class RowGroupStore:
             name: the source's name; by default the location's last part.
             filesystem: a `pyarrow.fs.FileSystem` or an fsspec file system; by default the address says it.
             extras: further columns that travel with the rows.
+            vocabulary: number of token ids there are; a store with a larger id is refused.
             tier: where to keep row groups on the local disk.
             options: how much is kept and fetched ahead in memory, and how long reads are tried.
             advance: called with the bytes behind it while the rows are read for the first time.
@@ -85,13 +88,19 @@ class RowGroupStore:
         options = options or ReadOptions()
         seen = None if tier is None else keeping(tier)
         index = open_index(objects, extras, options.deadline, seen, advance)
+        largest = index.sidecar.manifest.largest_id
+        if vocabulary is not None and largest >= vocabulary:
+            raise StoreError(
+                f"{objects.shown}: input_ids holds {largest}, and the tokenizer in use has {vocabulary:,} ids, from 0; "
+                "use the tokenizer that the store was made with"
+            )
         return cls(name or _name_of(location), objects, index, extras=extras, tier=tier, options=options)
 
-    def download(self, advance: Callable[[int, int], None] | None = None) -> None:
+    def download(self, advance: Callable[[int], None] | None = None) -> None:
         """Fetch all row groups that the tier does not hold yet.
 
         Args:
-            advance: called with the number of groups behind it and of all.
+            advance: called with the number of groups behind it, of `groups`.
 
         Raises:
             StoreError: there is no tier, the store does not fit its budget, or a group cannot be read.
