@@ -119,9 +119,9 @@ class SourceConfig(_Node):
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
     shuffle: Literal["rows", "row_groups", "none"] = "rows"
-    """rows: each pass in an order of its own. row_groups: of a store of Parquet files, its row groups in an order of
-    their own, then rows within shuffle_groups of them, so that each group is read once per pass. none: in the order of
-    the input, shuffled within a window only."""
+    """rows: each pass in an order of its own. row_groups: of a store of Parquet files, its row groups in such an order,
+    then rows within shuffle_groups of them: each group is read once per pass. none: in the order of the input, shuffled
+    within a window only."""
     shuffle_groups: Positive | None = None
     """With `shuffle: row_groups`: row groups whose rows are mixed; by default 16."""
     tier: TierConfig | None = None

@@ -102,10 +102,6 @@ class S3:
                 stream.write(file.read_bytes())
         return self.address(path)
 
-    def groups_read(self) -> Counter[tuple[str, str]]:
-        """How often each range was read, of those with tokens: footers are read from the end."""
-        return self.gets
-
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         wanted = environ.get("HTTP_RANGE", "")
         if environ["REQUEST_METHOD"] != "GET" or not wanted:

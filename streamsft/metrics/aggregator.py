@@ -95,7 +95,9 @@ class Aggregator:
             built_in.LENGTHS.update(*parts[1], source, stats.tokens.astype(np.float64))
             parts[2][0][0] += (stats.packs, stats.slots)
             for number, reason, count in stats.refused:
-                entry = self._schema.reasons.get(reason, self._schema.reasons[built_in.OTHER])
+                entry = self._schema.io.get(reason) or self._schema.reasons.get(
+                    reason, self._schema.reasons[built_in.OTHER]
+                )
                 parts[entry][0][self._rows[number], 0] += count
         for i, (metric, reducer) in enumerate(self._schema.user, self._schema.first_user):
             if metric.name not in stats.values:
@@ -136,6 +138,8 @@ class Aggregator:
         return (
             self._schema.constants()
             | self._schema.rejections(self._totals, delta)
+            | self._schema.reading(self._totals, "")
+            | self._schema.reading(delta, INTERVAL)
             | self._schema.numbers(self._totals, "", TOTAL)
             | self._schema.numbers(delta, INTERVAL, "")
         )

@@ -108,6 +108,8 @@ class GroupRows:
     @property
     def io(self) -> dict[str, int]:
         """What this process has read so far; see `IO_COUNTS`."""
+        if self._process != os.getpid():
+            self._begin()
         counts, cache = self._counts, self._cache
         values = (counts.bytes, counts.groups, counts.rows, counts.served, cache.hits if cache else 0, counts.tier,
                   round(cache.seconds_waiting * 1e6) if cache else 0)  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -26,6 +26,7 @@ __all__ = ["DiskTier", "Tier"]
 _log = logging.getLogger("streamsft")
 
 _VERSION: Final = 1  # of what a file holds
+_LOCK: Final = ".lock"
 _ABANDONED: Final = 3600 * 10**9  # ns after which a file that is still being written never will be
 _LOW: Final = 0.9  # share of the budget that is left when room is made
 _IDS, _MASK = "input_ids", "loss_mask"
@@ -70,7 +71,6 @@ class DiskTier:
         self.folder = Path(tier.dir).expanduser().absolute()
         self.budget = tier.budget
         self._said = False
-        self._placing = threading.Lock()
 
     def name(self, content: Sequence[Any]) -> str:
         """The name of the file for what `content`, as JSON, says of its rows."""
@@ -121,12 +121,22 @@ class DiskTier:
 
     def _reserved(self, temporary: Path, size: int) -> bool:
         """Make a file of `size` bytes, so that others count them; False if there cannot be room for it."""
-        with self._placing:
+        with self._alone():
             if not self._make_room(size):
                 return False
             with open(temporary, "xb") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
             return True
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep others from counting what is there until this one has; where no lock can be had, the budget may be
+        exceeded by what is written at the same time."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                lock = stack.enter_context(open(self.folder / _LOCK, "ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX)  # of this open file, so it is for threads too; closing ends it
+            yield
 
     def discard(self, name: str) -> None:
         """Remove a file that does not hold what it should."""

@@ -151,6 +151,7 @@ class Loader:
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=leaf.dropped,
                 reasons=getattr(leaf.source, "reasons", ()),
+                io=tuple(getattr(leaf.source, "io", ())),
             )
             for number, leaf in enumerate(self._mixes.leaves)
         ]

@@ -123,6 +123,8 @@ class StepPlan:
         packs: number of those packs.
         refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
+        refused: rows of streaming sources refused on the way to these documents, and what was read of sources that
+            count it since the step before: (source, reason or name, count) each.
     """
 
     step: int
@@ -194,6 +196,7 @@ class StepPlanner:
         self._mixes = mixes
         self._states = lanes
         self._lanes: dict[int, Lane] = {}
+        self._io = {number: dict(counts) for number, counts in self._counted()}
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
@@ -232,8 +235,23 @@ class StepPlanner:
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         documents = Documents.join(parts)
-        refused = self._refused(documents)
+        refused = [*self._refused(documents), *self._read_since()]
         return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
+
+    def _counted(self) -> Iterator[tuple[int, Mapping[str, int]]]:
+        """What was read so far of each source that counts it."""
+        for number, leaf in enumerate(self._mixes.leaves):
+            counts = getattr(leaf.source, "io", None)
+            if counts is not None:
+                yield number, counts
+
+    def _read_since(self) -> list[tuple[int, str, int]]:
+        """What was read since the last step, of sources that count it."""
+        found = []
+        for number, counts in self._counted():
+            before, self._io[number] = self._io[number], dict(counts)
+            found += [(number, name, count - before[name]) for name, count in counts.items() if count != before[name]]
+        return found
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:
         """Rows of streaming sources that were refused on the way to these documents."""
