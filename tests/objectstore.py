@@ -60,6 +60,7 @@ class S3:
         self._server: Any = None
         self.gets: Counter[tuple[str, str]] = Counter()
         self.faults = Faults()
+        self._last = -1
         self.start()
 
     def start(self, port: int = 0) -> None:
@@ -73,6 +74,10 @@ class S3:
         self._server = make_server("127.0.0.1", port, self._answer, threaded=True, request_handler=Quiet)
         self.port = int(self._server.port)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def dies_after(self, gets: int) -> None:
+        """Stop of itself when ranges were read so many times from now on."""
+        self._last = sum(self.gets.values()) + gets
 
     def stop(self) -> None:
         """Refuse connections from now on."""
@@ -111,6 +116,8 @@ class S3:
             start("503 Slow Down", [("Content-Length", "0")])
             return [b""]
         self.gets[environ["PATH_INFO"], wanted] += 1
+        if sum(self.gets.values()) == self._last:
+            threading.Thread(target=self.stop).start()  # not from within an answer, which stopping waits for
         if what == "slow":
             threading.Event().wait(0.1)
         body = self._app(environ, start)
@@ -147,12 +154,14 @@ def s3_server() -> Iterator[S3]:
                 os.environ[name] = value
 
 
-def write_groups(folder: Path, *, files: int = 8, groups: int = 8, rows: int = 20, seed: int = 0) -> Path:
-    """Parquet files of tokenized rows of 2 to 60 tokens, each beginning with its number in the store."""
+def write_groups(
+    folder: Path, *, files: int = 8, groups: int = 8, rows: int = 20, seed: int = 0, length: int | None = None
+) -> Path:
+    """Parquet files of tokenized rows of `length` tokens, or of 2 to 60, each beginning with its number."""
     folder.mkdir(parents=True, exist_ok=True)
     random_numbers = np.random.default_rng(seed)
     for file in range(files):
-        lengths = random_numbers.integers(2, 60, rows * groups)
+        lengths = random_numbers.integers(2, 60, rows * groups) if length is None else np.full(rows * groups, length)
         ids = [random_numbers.integers(0, 1000, n).tolist() for n in lengths]
         for row, tokens in enumerate(ids):
             tokens[0] = file * rows * groups + row

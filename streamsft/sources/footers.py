@@ -161,8 +161,8 @@ def keep_footers(place: Path, key: list[Any], files: Sequence[RemoteFile]) -> bo
 def kept_footers(place: Path, key: list[Any], files: Sequence[RemoteFile]) -> list[RemoteFile] | None:
     """The files with the footers that were kept at `place` for the same `key`; None if there are none."""
     try:
-        with place.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        with place.open("rb") as stream:
+            data = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         end = len(data) - 12 - int.from_bytes(data[-12:-4], "little")
         facts = json.loads(bytes(data[end:-12])) if bytes(data[-4:]) == _MARK and end >= 0 else {}
     except (OSError, ValueError):

@@ -106,9 +106,9 @@ class GroupCache:
                 self._work()
                 self._wait(flights, begun)
                 self.seconds_waiting += time.monotonic() - begun
+        if (error := next((flight.error for flight in flights if flight.error is not None), None)) is not None:
+            raise error
         for flight in flights:
-            if flight.error is not None:
-                raise flight.error
             assert flight.block is not None
             found[flight.group] = flight.block
         return [found[group] for group in groups]
