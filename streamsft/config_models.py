@@ -220,11 +220,11 @@ class LoaderConfig(_Section):
     background: bool = True
     """With 0 workers: keep the next batches ready in a thread."""
     lanes_per_step: Positive | None = None
-    """Independent streams that a step draws from. By default 1; with a streaming source the greatest common divisor
-    of `global_batch_size` and 8, and the number of ranks must divide it."""
+    """Independent streams that a step draws from. By default 1; with a source that streams or is shuffled by row groups
+    the greatest common divisor of `global_batch_size` and 8, and the number of ranks must divide it."""
     lane_groups: Positive | None = None
-    """Groups of so many lanes that take turns, a step each. By default 1; with a streaming source 4, and `workers`
-    must divide it."""
+    """Groups of so many lanes that take turns, a step each. By default 1; with a source that streams or is shuffled by
+    row groups 4, and `workers` must divide it."""
 
 
 class MetricsConfig(_Section):

@@ -24,6 +24,7 @@ __all__ = ["GroupOrder", "Upcoming"]
 _BITS: Final = 31
 _ROWS: Final = (1 << _BITS) - 1  # rows of a block, and those that are drawn at a time, stay below this
 _GROUPS_AHEAD: Final = 8
+_FORETOLD: Final = 64  # groups that are looked up at a time
 
 
 class Upcoming(NamedTuple):
@@ -121,16 +122,16 @@ class GroupOrder:
         first, offset = code >> _BITS, code & _ROWS
         before = -offset
         while True:
-            dealt = self._dealt(lane, lanes, first, 0)
-            block = np.flatnonzero(dealt.first == first)
-            for group in dealt.group[block].tolist():
-                yield Upcoming(group, max(0, before))
-            before += int(dealt.block_rows[block[0]])
-            first += len(block)
+            dealt = self._dealt(lane, lanes, first, 0, _FORETOLD)
+            whole = int(np.searchsorted(dealt.first, dealt.first[-1]))  # the last block may not be all here
+            for group, start in zip(dealt.group[:whole].tolist(), dealt.block_start[:whole].tolist(), strict=True):
+                yield Upcoming(group, max(0, before + start))
+            before += int(dealt.block_start[whole])
+            first += whole
 
-    def _dealt(self, lane: int, lanes: int, first: int, offset: int) -> _Dealt:
+    def _dealt(self, lane: int, lanes: int, first: int, offset: int, more: int = _GROUPS_AHEAD) -> _Dealt:
         """A lane's groups from its number `first` on, whole blocks, as far as the row `offset` behind and beyond."""
-        number, start_of_block = self._numbered(lane, lanes, first, offset)
+        number, start_of_block = self._numbered(lane, lanes, first, offset, more)
         turn = lane + number * lanes
         pass_index, place = np.divmod(turn, self.groups)
         keys = hash64(self._groups_key, pass_index)
@@ -144,11 +145,11 @@ class GroupOrder:
             return self._dealt(lane, lanes, first, offset + int(self._sizes.max()) * self.block)
         return _Dealt(group, pass_index, start_of_block, start, block_start[inverse], block_rows[inverse])
 
-    def _numbered(self, lane: int, lanes: int, first: int, offset: int) -> tuple[Ints, Ints]:
+    def _numbered(self, lane: int, lanes: int, first: int, offset: int, more: int) -> tuple[Ints, Ints]:
         """Numbers of a lane's groups from `first` on, and for each that of the one its block begins with."""
         smallest = max(1, int(self._sizes.min()))
         count = min(offset // smallest, 2 * offset // max(1, int(self.bounds[-1]) // self.groups))
-        number = first + np.arange(count + 2 * self.block + _GROUPS_AHEAD)
+        number = first + np.arange(count + 2 * self.block + more)
         pass_index = (lane + number * lanes) // self.groups
         # The lane's first group of that pass: the smallest number with lane + number * lanes >= pass * groups.
         begin = np.maximum(0, -((lane - pass_index * self.groups) // lanes))
