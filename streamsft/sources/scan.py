@@ -47,7 +47,9 @@ class StoredBatch(NamedTuple):
 
     batch: pa.RecordBatch
     block: Block | None
-    """The block that they are part of, where a store is read in blocks."""
+    """The block that they are part of; None in text files."""
+    mapped: bool
+    """Whether the file holds them as they are used, so that it can be mapped into memory."""
     byte: Ints | None
     """Where each of them begins in a text file, int64[rows]."""
 
@@ -70,14 +72,13 @@ def stored_batches(file: RawFile, number: int, kind: Kind, extras: Sequence[str]
         case "parquet":
             return _parquet_batches(ParquetFile(file.path), number, extras)
         case "json":
-            return (StoredBatch(batch, None, byte) for batch, byte in json_batches(file, extras))
+            return (StoredBatch(batch, None, False, byte) for batch, byte in json_batches(file, extras))
 
 
 def _arrow_batches(file: ArrowFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:
     columns = StoreColumns.of(file.schema, file.path, extras).checked
     for batch, at, byte in file.batches(columns):
-        block = None if file.maps(batch) else Block(number, at, byte, batch.num_rows)
-        yield StoredBatch(batch, block, None)
+        yield StoredBatch(batch, Block(number, at, byte, batch.num_rows), file.maps(batch), None)
 
 
 def _parquet_batches(file: ParquetFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:
@@ -85,7 +86,7 @@ def _parquet_batches(file: ParquetFile, number: int, extras: Sequence[str]) -> I
     for group in range(file.groups):
         block = Block(number, group, 0, file.metadata.row_group(group).num_rows)
         for batch in file.batches(group, columns):
-            yield StoredBatch(batch, block, None)
+            yield StoredBatch(batch, block, False, None)
 
 
 def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[[int], None] | None = None) -> Scanned:
@@ -101,6 +102,7 @@ def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[
     """
     validator = Validator(extras=extras)
     blocks: list[Block] = []
+    mapped = files.kind == "arrow"
     behind = 0
     for number, file in enumerate(files.files):
         first_row = 0
@@ -109,14 +111,18 @@ def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[
                 f"{file.path}: is compressed, so its rows cannot be read in any order; decompress it, or make a store "
                 "of it with `streamsft convert`"
             )
-        for batch, block, byte in stored_batches(file, number, files.kind, extras):
+        for batch, block, whole, byte in stored_batches(file, number, files.kind, extras):
             validator.add(batch, file.path, file=number, first_row=first_row, byte=byte)
             first_row += batch.num_rows
+            mapped = mapped and whole
             if block is not None and (not blocks or blocks[-1] != block):
                 blocks.append(block)
         behind += file.size
         if advance is not None:
             advance(behind)
     return Scanned(
-        manifest=validator.manifest(files.names), facts=validator.facts, blocks=tuple(blocks), carried=validator.carried
+        manifest=validator.manifest(files.names),
+        facts=validator.facts,
+        blocks=() if mapped else tuple(blocks),
+        carried=validator.carried,
     )

@@ -104,7 +104,7 @@ def _kind(file: RawFile) -> Kind:
 
 def _below(folder: str) -> list[str]:
     """The files of rows in a directory."""
-    files = list(_walk(folder))
+    files = [path for _, path in sorted(_walk(folder))]
     rows = [path for path in files if _format(path) in _KINDS]
     tables = [path for path in rows if _format(path) != "json"]
     if not rows:
@@ -123,7 +123,8 @@ def _format(path: str) -> str:
     return FORMATS.get(ending, "")
 
 
-def _walk(folder: str) -> Iterator[str]:
+def _walk(folder: str) -> Iterator[tuple[str, str]]:
+    """All files below a directory that are not hidden, each behind what to sort them by."""
     visited: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
@@ -141,9 +142,11 @@ def _walk(folder: str) -> Iterator[str]:
                 raise StoreError(
                     f"{parent}: was only half written or copied ({MANIFEST_FILE} is missing); build the store again"
                 )
-            yield from (os.path.join(parent, name) for name in names)
+            for number, name in enumerate(names):
+                yield os.path.join(parent, f"{number:09}"), os.path.join(parent, name)
         else:
-            yield from (os.path.join(parent, name) for name in sorted(files) if not name.startswith("."))
+            shown = [os.path.join(parent, name) for name in files if not name.startswith(".")]
+            yield from ((path, path) for path in shown)
 
 
 def data_files(path: Path) -> tuple[list[str], bool]:

@@ -13,6 +13,7 @@ import torch
 from streamsft.errors import ConfigError
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
+from streamsft.stream.carrying import Carried, images_of
 from streamsft.stream.lane import LaneState
 from streamsft.stream.materialize import RawBatch
 from streamsft.types import Int32s
@@ -80,6 +81,19 @@ class Batch:
         """State behind this step of the lanes it came from."""
         return self.documents.lanes
 
+    @property
+    def carried(self) -> Carried:
+        """What travels with the documents beside their tokens: column → a value (or None) per document, in the order
+        of `documents`."""
+        return self.documents.carried
+
+    @cached_property
+    def images(self) -> dict[str, torch.Tensor]:
+        """The images of all documents: ``pixel_values`` [patches, values] and ``image_grid_thw`` int64[images, 3], on
+        the device of the other tensors; {} without an image."""
+        found = images_of(self.carried)
+        return {name: torch.from_numpy(values).to(self.input_ids.device) for name, values in found.items()}
+
     def split(self, micro_batch_size: int) -> list[Batch]:
         """Views of at most `micro_batch_size` packs each, in order, for gradient accumulation.
 
@@ -99,7 +113,7 @@ class Batch:
         """Keyword arguments for ``model(**inputs)`` of a `transformers` causal language model.
 
         The attention mask is block-causal, [packs, 1, sequence_length, sequence_length]: each document sees
-        itself alone.
+        itself alone. Images are among them if there are any.
 
         Args:
             mask_dtype: bool for attention by `scaled_dot_product_attention` (True is seen). A floating type gives
@@ -114,6 +128,7 @@ class Batch:
             "attention_mask": mask,
             "position_ids": self.position_ids,
             "labels": self.labels,
+            **self.images,
         }
 
     def shifted_labels(self) -> torch.Tensor:

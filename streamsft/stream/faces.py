@@ -14,6 +14,7 @@ from streamsft.errors import ConfigError, StateError
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import Source
+from streamsft.stream.carrying import carried_by, extras_of
 from streamsft.stream.documents import Documents
 from streamsft.stream.info import Info
 from streamsft.stream.lane import Lane, LaneState
@@ -288,6 +289,11 @@ class SourceStream(InfiniteDataset[Sample]):
                 self._leaf.announce(self._order, shard.index, shard.count, stored, code)
             ids, masks = self.source.read(stored)
             rows = self.source.row_numbers[stored].tolist()
+            carried = self.source.read_carried(stored) if carried_by(self._leaf) else {}  # type: ignore[attr-defined]
             for at, passed in enumerate(pass_index.tolist()):
                 self._drawn += 1
-                yield Sample(input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed)
+                extras = extras_of(carried, at)
+                yield Sample(
+                    input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed,
+                    extras=extras,
+                )  # fmt: skip

@@ -200,7 +200,7 @@ class Interleave(LaneDataset[Sample]):
         return Plan(self.mixture(None), seed=self.seed, packing=None, window=self.window, lanes=lanes)
 
     def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Sample]:
-        return samples(lane.plan.names, lane.read, documents)
+        return samples(lane.plan.leaves, lane.read, documents)
 
 
 def _source(child: Source | StreamingSource | SourceStream) -> Source | StreamingSource:

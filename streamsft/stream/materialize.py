@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from streamsft import errors
 from streamsft.errors import DataError, MetricError, StreamsftError
 from streamsft.metrics.stats import SampleStats
+from streamsft.stream.carrying import Carried, carried_of, extras_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents
 from streamsft.stream.lane import LaneState
+from streamsft.stream.mixture import Leaf
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
@@ -77,6 +79,7 @@ class RawBatch:
         values: per user metric a number per document, float64[documents].
         refused: rows of streaming sources that were refused on the way, (source, reason, count) each.
         lanes: state behind this step of the lanes it came from.
+        carried: what travels with the documents beside their tokens.
     """
 
     step: int
@@ -87,6 +90,7 @@ class RawBatch:
     values: Mapping[str, Floats] = field(default_factory=dict)
     refused: Sequence[tuple[int, str, int]] = ()
     lanes: Mapping[int, LaneState] = field(default_factory=dict)
+    carried: Carried = field(default_factory=dict)
 
     @classmethod
     def skipped(cls, step: StepPlan) -> RawBatch:
@@ -101,15 +105,15 @@ class RawBatch:
         chosen, table = self.table.packs(start, stop)
         ends = np.cumsum(self.table.length)[chosen]
         tokens = slice(int(ends[0] - table.length[0]), int(ends[-1]))
-        values = {name: value[chosen] for name, value in self.values.items()}
         return replace(
             self,
             packs=stop - start,
             table=table,
             ids=self.ids[tokens],
             labelled=self.labelled[tokens],
-            values=values,
+            values={name: value[chosen] for name, value in self.values.items()},
             refused=() if start else self.refused,
+            carried=part_of(self.carried, chosen),
         )
 
     def stats(self, slots: int) -> SampleStats:
@@ -137,9 +141,8 @@ class RawBatch:
             "refused": list(self.refused),
             "lanes": {number: state.to_json() for number, state in self.lanes.items()},
         }
-        text = _header(header)
         arrays: list[NDArray[Any]] = [*self.table, *self.values.values(), self.ids, self.labelled]
-        return b"".join([text, *(array.tobytes() for array in arrays)])
+        return b"".join([_header(header), *(array.tobytes() for array in arrays), to_blob(self.carried)])
 
     @classmethod
     def from_bytes(cls, data: bytes, mixes: Mixes) -> RawBatch:
@@ -171,6 +174,7 @@ class RawBatch:
             lanes={
                 int(n): LaneState.from_json(lane, mixes.of(lane), f"lane {n}") for n, lane in header["lanes"].items()
             },
+            carried=from_blob(data[at:]),
         )
 
 
@@ -222,25 +226,27 @@ def read_documents(names: Sequence[str], read: Read, documents: Documents) -> tu
     return ids, masks
 
 
-def samples(names: Sequence[str], read: Read, documents: Documents) -> list[Sample]:
-    """The documents as `Sample` objects, in the order given; `names` are those of the leaves."""
+def samples(leaves: Sequence[Leaf], read: Read, documents: Documents) -> list[Sample]:
+    """The documents as `Sample` objects, in the order given; `leaves` are what they are numbered by."""
+    names = [leaf.name for leaf in leaves]
     ids, masks = read_documents(names, read, documents)
     rows = documents.row.tolist()
     passes, starts, sources = documents.pass_index.tolist(), documents.start.tolist(), documents.source.tolist()
+    carried = carried_of(leaves, documents)
     return [
         Sample(
             input_ids=ids[i], loss_mask=masks[i], source=names[sources[i]], row=rows[i],
-            pass_index=passes[i], start=starts[i],
+            pass_index=passes[i], start=starts[i], extras=extras_of(carried, i),
         )
         for i in range(len(ids))
     ]  # fmt: skip
 
 
-def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
+def materialize(leaves: Sequence[Leaf], read: Read, step: StepPlan, metrics: Sequence[Valued]) -> RawBatch:
     """Read the tokens of one rank's part of a step.
 
     Args:
-        names: names of the leaves.
+        leaves: what documents are numbered by.
         read: gives ids and masks of rows of a leaf.
         step: what was planned.
         metrics: user metrics, evaluated on each document.
@@ -249,7 +255,7 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         MetricError: a metric's function failed or gave no number; names the metric, the source and the row.
     """
     documents = step.documents
-    ids, masks = read_documents(names, read, documents)
+    ids, masks = read_documents([leaf.name for leaf in leaves], read, documents)
     labelled = np.concatenate(masks, dtype=np.bool_, casting="unsafe")
     firsts = np.cumsum(documents.length) - documents.length
     labelled[firsts] = False
@@ -270,9 +276,10 @@ def materialize(names: Sequence[str], read: Read, step: StepPlan, metrics: Seque
         table=table,
         ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
         labelled=labelled,
-        values=_values(samples(names, read, documents), metrics) if metrics else {},
+        values=_values(samples(leaves, read, documents), metrics) if metrics else {},
         refused=step.refused,
         lanes=step.lanes,
+        carried=carried_of(leaves, documents),
     )
 
 
@@ -280,7 +287,7 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
     """What each metric says of each sample."""
     values = {}
     for metric in metrics:
-        numbers = np.empty(len(found), np.float64)
+        values[metric.name] = numbers = np.empty(len(found), np.float64)
         for at, sample in enumerate(found):
             try:
                 numbers[at] = metric.measure(sample)
@@ -290,5 +297,4 @@ def _values(found: Sequence[Sample], metrics: Sequence[Valued]) -> dict[str, Flo
                 raise MetricError(
                     f"metric {metric.name!r} failed on source {sample.source!r}, row {sample.row}: {error!r}"
                 ) from error
-        values[metric.name] = numbers
     return values

@@ -174,10 +174,13 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
                 f"source {source.name!r}, {source.origin(at)}: {lengths[at]} tokens do not fit a pack of "
                 f"{packing.sequence_length} slots; raise sequence_length or choose overflow: truncate, drop or split"
             )
+        whole = getattr(source, "whole", None)  # rows with images, which must not be cut
         if packing.overflow == "drop":
             too_long = over & ~empty
-        elif packing.overflow == "truncate":
-            empty = empty | (first >= packing.sequence_length)
+        elif whole is not None:
+            too_long = over & ~empty & whole
+        if packing.overflow == "truncate":
+            empty = (empty | (first >= packing.sequence_length)) & ~too_long
     dropped = {"nothing_supervised": int(empty.sum()), "too_long": int(too_long.sum())}
     dropped = {reason: count for reason, count in dropped.items() if count}
     usable = np.flatnonzero(~(empty | too_long)) if dropped else None

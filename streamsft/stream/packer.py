@@ -77,7 +77,8 @@ class Packer(LaneDataset[Pack]):
 
     def _made(self, lane: Lane, documents: Documents, packs: int) -> list[Pack]:
         found: list[list[Sample]] = [[] for _ in range(packs)]
-        for pack, sample in zip(documents.pack.tolist(), samples(lane.plan.names, lane.read, documents), strict=True):
+        made = samples(lane.plan.leaves, lane.read, documents)
+        for pack, sample in zip(documents.pack.tolist(), made, strict=True):
             found[pack].append(sample)
         return [Pack(samples=tuple(group), sequence_length=self.packing.sequence_length) for group in found]
 

@@ -65,7 +65,7 @@ class RawSteps(IterableDataset[bytes]):
                     if any(first <= step.step <= last for first, last in self.skip):
                         yield RawBatch.skipped(step)
                     else:
-                        yield materialize(self.mixes.names, planner.read, step, self.metrics)
+                        yield materialize(self.mixes.leaves, planner.read, step, self.metrics)
                 elif self.topology.lane_groups % shard.count:
                     planner.next()
                 else:  # the other workers' steps draw from other lanes

@@ -1,0 +1,190 @@
+"""Opening a store of tokens that others wrote, and reading batches of its rows in a plain DataLoader.
+
+    python benchmarks/stores.py [--json] [--quick]
+
+A hundred thousand rows of 256 tokens lie in a directory of `Dataset.save_to_disk`. Opening it for the first time checks
+every row; the second time what was found is at hand. Beside it the same rows are made into a list of dicts, as
+fine-tuning scripts hold them. Batches of 32 random rows are then read through `torch.utils.data.DataLoader` with 0 and
+2 workers, and the same rows from `datasets` one by one, both made into tensors. Last, four workers read 3,000 batches
+of a store of about a gigabyte.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import datasets
+import numpy as np
+import psutil
+import pyarrow as pa
+import torch
+from measuring import arguments, report
+from torch.utils.data import DataLoader
+
+import streamsft as ss
+from streamsft.sources.index import INDEX_FILE
+
+TOKENS = 256
+BATCH = 32
+
+
+def write(folder: Path, rows: int) -> Path:
+    """`rows` random rows as a saved dataset."""
+    random = np.random.default_rng(0)
+    schema = datasets.Features(
+        {"input_ids": datasets.List(datasets.Value("int32")), "loss_mask": datasets.List(datasets.Value("int8"))}
+    )
+    offsets = pa.array(np.arange(0, rows * TOKENS + 1, TOKENS, dtype=np.int32))
+    ids = random.integers(0, 50_000, rows * TOKENS, np.int32)
+    mask = (random.integers(0, 10, rows * TOKENS, np.int8) > 2).astype(np.int8)
+    columns = [pa.ListArray.from_arrays(offsets, pa.array(values)) for values in (ids, mask)]
+    datasets.disable_progress_bars()
+    datasets.Dataset(pa.table(columns, names=list(schema))).save_to_disk(folder)
+    return folder
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long `work` takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def opening(folder: Path, tries: int) -> tuple[float, float, float]:
+    """Seconds of the first and of a later opening, and of building the list of dicts, in turn; medians."""
+    rounds = []
+    for _ in range(tries):
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+        first = seconds(lambda: ss.TokenStore.open(folder))
+        later = seconds(lambda: ss.TokenStore.open(folder))
+        rounds.append((first, later, seconds(lambda: list(datasets.load_from_disk(folder)))))
+    first, later, listed = (median(column) for column in zip(*rounds, strict=True))
+    return first, later, listed
+
+
+def open_and_report(folder: Path, answer: Any) -> None:
+    """In a process of its own: by how many bytes opening and validating raises the peak of resident memory."""
+    ss.TokenStore.from_rows([{"input_ids": [1, 2], "loss_mask": [0, 1]}])  # import what opening imports
+    before = _peak()
+    ss.TokenStore.open(folder)
+    answer.send(_peak() - before)
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def open_memory(folder: Path) -> int:
+    """Peak resident memory of the first opening above that of an idle process, in bytes; mapped pages count too."""
+    (folder / INDEX_FILE).unlink(missing_ok=True)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=open_and_report, args=(folder, theirs))
+    process.start()
+    growth = int(ours.recv())
+    process.join()
+    return growth
+
+
+class RowWise:
+    """A saved dataset that is asked for one row at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rows = datasets.load_from_disk(folder)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        row: dict[str, list[int]] = self.rows[index]
+        return row
+
+
+def collate_samples(samples: list[ss.Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and masks as tensors [rows, tokens]."""
+    ids = np.stack([sample.input_ids for sample in samples])
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(np.stack([s.loss_mask for s in samples]))
+
+
+def collate_dicts(rows: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and masks as tensors [rows, tokens]."""
+    return torch.tensor([row["input_ids"] for row in rows]), torch.tensor([row["loss_mask"] for row in rows]) == 1
+
+
+def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_up: int) -> float:
+    """Seconds per batch, once the workers run."""
+    method = "spawn" if workers else None
+    loader = DataLoader(
+        data, BATCH, sampler=order, collate_fn=collate, num_workers=workers, multiprocessing_context=method
+    )
+    batches = iter(loader)
+    for _ in range(warm_up):
+        next(batches)
+    begun, count = time.perf_counter(), 0
+    for _ in batches:
+        count += 1
+    return (time.perf_counter() - begun) / count
+
+
+def worker_growth(store: ss.TokenStore, workers: int, batches: int) -> tuple[float, float]:
+    """By how many MB the unique memory (USS) of each worker grows at most, and of that what is not mapped files."""
+    order = np.random.default_rng(1).integers(0, len(store), BATCH * batches).tolist()
+    loader = DataLoader(store, BATCH, sampler=order, collate_fn=collate_samples, num_workers=workers)  # type: ignore[arg-type]
+    running = iter(loader)
+    for _ in range(batches // 10):
+        next(running)
+    processes = [psutil.Process(worker.pid) for worker in running._workers]  # type: ignore[attr-defined]
+    before = list(map(_memory, processes))
+    for _ in range(batches - batches // 10 - 8 * workers):  # to where the workers still run
+        next(running)
+    after = list(map(_memory, processes))
+    grown = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)]
+    return max(own for own, _ in grown) / 1e6, max(held for _, held in grown) / 1e6
+
+
+def _memory(process: psutil.Process) -> Iterator[int]:
+    whole = process.memory_full_info()
+    yield whole.uss
+    yield whole.rss - whole.shared
+
+
+def main() -> int:
+    """Measure, and print the figures."""
+    options = arguments("Measure opening token stores and reading them row by row.").parse_args()
+    rows, large, tries, batches = (2_000, 4_000, 1, 40) if options.quick else (100_000, 800_000, 2, 3_000)
+    figures, table = {}, []
+    with tempfile.TemporaryDirectory() as place:
+        folder = write(Path(place) / "rows", rows)
+        first, later, listed = opening(folder, tries)
+        figures |= {"ratio_first_open": listed / first, "ratio_second_open": listed / later}
+        figures["open_memory_mb"] = open_memory(folder) / 1e6
+        table.append(["list of dicts", f"{listed:.2f} s"])
+        table.append(["opened for the first time, every row checked", f"{first * 1e3:.0f} ms"])
+        table.append(["opened again", f"{later * 1e3:.1f} ms"])
+        store = ss.TokenStore.open(folder)
+        order = np.random.default_rng(0).integers(0, rows, BATCH * min(batches, 600)).tolist()
+        for workers in (0, 2):
+            ours = batch_seconds(store, collate_samples, workers, order, 20)
+            theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 4], 5)
+            figures["ratio_fetch_workers2" if workers else "ratio_fetch"] = theirs / ours
+            table.append(
+                [f"batch of {BATCH}, {workers} workers", f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms"]
+            )
+        store = ss.TokenStore.open(write(Path(place) / "large", large))
+        figures["pickle_bytes"] = float(len(pickle.dumps(store)))
+        figures["worker_uss_growth_mb"], figures["worker_heap_growth_mb"] = worker_growth(store, 4, batches)
+    report(f"{rows:,} rows of {TOKENS} tokens", ["", "time"], table, figures, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
