@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from streamsft.errors import StoreError
 from streamsft.sources.blockrows import DecodedBlock
 
 __all__ = ["GroupCache"]
+
+_log = logging.getLogger("streamsft")
 
 _MOST_EXPECTED: Final = 128  # groups that one reader is asked for, however small they are
 _IDLE: Final = 5.0  # seconds after which a thread without work ends
@@ -70,6 +73,7 @@ class GroupCache:
         self._ahead = ahead
         self._threads = threads
         self._deadline = deadline
+        self._said = False
         self.hits = 0
         self.seconds_waiting = 0.0
         self._forget()
@@ -127,12 +131,26 @@ class GroupCache:
                 break
         with self._changed:
             self._expected[reader] = wanted
+            self._check_room()
             order = dict.fromkeys(group for _, group in sorted(one for r in self._expected.values() for one in r))
             for group in [group for group in self._early if group not in order]:
                 self._keep(group, self._early_out(group))  # no longer to come: the first to go when room is needed
                 self._kept.move_to_end(group, last=False)
             self._plan = deque(order)
             self._work()
+
+    def _check_room(self) -> None:
+        """Say it once when what is being drawn from does not fit."""
+        now = {group for wanted in self._expected.values() for before, group in wanted if not before}
+        needed = sum(map(self._size, now))
+        if needed > self._memory and not self._said:
+            self._said = True
+            _log.warning(
+                "the row groups that are drawn from take %s bytes in this process, and io.memory is %s: they are fetched "
+                "more than once; raise io.memory, or lower shuffle_groups",
+                f"{needed:,}",
+                f"{self._memory:,}",
+            )
 
     def close(self) -> None:
         """End the threads. Groups can still be asked for, which starts them again."""

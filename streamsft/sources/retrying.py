@@ -17,13 +17,17 @@ T = TypeVar("T")
 _FIRST_PAUSE: Final = 0.1  # seconds; doubled each time, and drawn at random between half of it and all of it
 _LONGEST_PAUSE: Final = 10.0
 _LASTING: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_REFUSED: Final = re.compile(
+    r"AWS Error (ACCESS_DENIED|NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ACCESS_KEY_ID|"
+    r"INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|SIGNATURE_DOES_NOT_MATCH|MISSING_AUTHENTICATION_TOKEN)\b"
+)  # pyarrow's words for what S3 will not do, however often it is asked
 _NETWORK: Final = ("aiohttp", "requests", "urllib3", "botocore", "google", "azure")
 _QUERY: Final = re.compile(r"\?[^\s'\"]*")
 
 
 def is_passing(error: Exception) -> bool:
     """Whether an error may be over when the same is tried again: not so for what is missing, or may not be read."""
-    if isinstance(error, _LASTING):
+    if isinstance(error, _LASTING) or _REFUSED.search(str(error)):
         return False
     return isinstance(error, OSError | EOFError) or type(error).__module__.split(".")[0] in _NETWORK
 

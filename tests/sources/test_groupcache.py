@@ -172,3 +172,15 @@ def test_after_closing_it_works_again() -> None:
     cache.close()
     assert not cache._running
     assert numbers(cache.get([2])) == [2]
+
+
+def test_too_little_memory_for_what_is_drawn_from_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = Fetches().cache(memory=3 * SIZE, ahead=SIZE)
+    cache.expect(0, [(0, 0), (1, 0)])
+    assert not caplog.records
+    cache.expect(1, [(2, 0), (3, 0)])
+    cache.expect(1, [(2, 0), (3, 0)])
+    assert [record.message for record in caplog.records if "raise io.memory" in record.message] == [
+        f"the row groups that are drawn from take {4 * SIZE:,} bytes in this process, and io.memory is {3 * SIZE:,}: they "
+        "are fetched more than once; raise io.memory, or lower shuffle_groups"
+    ]

@@ -60,7 +60,15 @@ def test_the_deadline_ends_it_with_the_name_and_the_reason() -> None:
     assert clock.now == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("gone"), PermissionError("no"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("gone"),
+        PermissionError("no"),
+        KeyError("x"),
+        OSError("AWS Error ACCESS_DENIED during HeadObject operation: no body"),
+    ],
+)
 def test_what_stays_is_not_tried_again(error: Exception) -> None:
     clock = Clock()
     with pytest.raises(StoreError, match="o: cannot be read"):

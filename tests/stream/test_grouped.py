@@ -84,7 +84,7 @@ def test_another_layout_of_the_same_rows_is_another_stream() -> None:
 
 @pytest.mark.parametrize("groups", [0, True, 1.5])
 def test_a_number_of_groups_is_at_least_one(groups: Any) -> None:
-    with pytest.raises(ConfigError, match="is no number of row groups >= 1"):
+    with pytest.raises(ConfigError, match="is not a number of row groups >= 1"):
         SourceStream(grouped(), shuffle_groups=groups)
 
 
