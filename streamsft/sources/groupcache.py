@@ -146,8 +146,8 @@ class GroupCache:
         if needed > self._memory and not self._said:
             self._said = True
             _log.warning(
-                "the row groups that are drawn from take %s bytes in this process, and io.memory is %s: they are fetched "
-                "more than once; raise io.memory, or lower shuffle_groups",
+                "the row groups that are drawn from take %s bytes in this process, and io.memory is %s: they are "
+                "fetched more than once; raise io.memory, or lower shuffle_groups",
                 f"{needed:,}",
                 f"{self._memory:,}",
             )

@@ -181,6 +181,6 @@ def test_too_little_memory_for_what_is_drawn_from_is_said_once(caplog: pytest.Lo
     cache.expect(1, [(2, 0), (3, 0)])
     cache.expect(1, [(2, 0), (3, 0)])
     assert [record.message for record in caplog.records if "raise io.memory" in record.message] == [
-        f"the row groups that are drawn from take {4 * SIZE:,} bytes in this process, and io.memory is {3 * SIZE:,}: they "
-        "are fetched more than once; raise io.memory, or lower shuffle_groups"
+        f"the row groups that are drawn from take {4 * SIZE:,} bytes in this process, and io.memory is {3 * SIZE:,}: "
+        "they are fetched more than once; raise io.memory, or lower shuffle_groups"
     ]
