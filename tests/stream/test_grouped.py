@@ -13,7 +13,7 @@ from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.types import Shard
 from tests.fakes import GroupedList, ListSource, source
-from tests.laws import as_json, first
+from tests.laws import Leg, as_json, elastic, first
 
 
 def grouped(rows: int = 60, size: int = 5, name: str = "a") -> GroupedList:
@@ -93,3 +93,14 @@ def test_what_has_no_groups_cannot_be_shuffled_by_them() -> None:
         SourceStream(source("a", [3, 3]), shuffle_groups=2)
     with pytest.raises(ConfigError, match="no effect without shuffle"):
         SourceStream(grouped(), shuffle=False, shuffle_groups=2)
+
+
+def test_a_run_moves_between_all_topologies_that_its_lanes_allow() -> None:
+    def make(leg: Leg, dp: Shard) -> Loader:
+        sources = grouped(rows=37), grouped(rows=23, size=3, name="b")
+        return loader(
+            *sources, global_batch_size=4, lanes_per_step=4, lane_groups=2, dp=dp, workers=leg.workers,
+            background=leg.background,
+        )  # fmt: skip
+
+    elastic(make, [Leg(1, 3), Leg(2, 4), Leg(4, 2), Leg(1, 3, workers=2), Leg(2, 3, background=True), Leg(2, 2)])
