@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,11 @@ class ArrowFile:
     def __init__(self, path: str) -> None:
         self.path = path
         with self._reading():
-            self._source = pa.memory_map(path)
-            self.bytes: NDArray[np.uint8] = np.frombuffer(self._source.read_buffer(), np.uint8)
+            with open(path, "rb") as file:
+                size = file.seek(0, 2)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+            self._source = pa.BufferReader(pa.py_buffer(self._map or b""))
+            self.bytes: NDArray[np.uint8] = np.frombuffer(self._map or b"", np.uint8)
             self._indexed = self.bytes[: len(_MAGIC)].tobytes() == _MAGIC
             if not self._indexed:
                 check_footer(Path(path))
@@ -86,6 +90,11 @@ class ArrowFile:
         stop = start + len(self.bytes)
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
         return all(start <= buffer.address < stop for buffer in buffers if buffer.size)
+
+    def forget(self) -> None:
+        """Count what was read of the file as this process's memory no longer; it stays in the system's cache."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def _opener(self) -> Any:
         return pa.ipc.open_file if self._indexed else pa.ipc.open_stream

@@ -23,6 +23,7 @@ __all__ = ["JsonBatch", "JsonRows", "json_batches"]
 
 _CHUNK_BYTES = 8 << 20
 _CHUNK_ROWS = 50_000
+_OPEN = 64  # files mapped at a time, and one more
 
 
 class JsonBatch(NamedTuple):
@@ -137,7 +138,8 @@ class JsonRows:
         self._carried = tuple(carried)
         self._file = file
         self._byte = byte
-        self._maps = [_map(path) for path in paths]
+        self._paths = list(paths)
+        self._maps: dict[int, mmap.mmap | bytes] = {}
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows)).
@@ -168,9 +170,17 @@ class JsonRows:
         files, starts = self._file[index].tolist(), self._byte[index].tolist()
         decode = json.JSONDecoder().raw_decode
         for file, start, stop in zip(files, starts, stops.tolist(), strict=True):
-            data = self._maps[file]
+            data = self._mapped(file)
             text = str(data[start : len(data) if stop < 0 else stop], "utf-8")
             yield decode(text)[0]
+
+    def _mapped(self, file: int) -> mmap.mmap | bytes:
+        data = self._maps.get(file)
+        if data is None:
+            maps = dict(list(self._maps.items())[-_OPEN:])  # replaced, not changed: other threads may read it
+            data = maps[file] = _map(self._paths[file])
+            self._maps = maps
+        return data
 
 
 def _map(path: str) -> mmap.mmap | bytes:

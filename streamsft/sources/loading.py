@@ -13,6 +13,9 @@ from streamsft.sources.storecolumns import StoreColumns
 
 __all__ = ["BlockLoader"]
 
+_OPEN = 64
+"""Files kept open at a time."""
+
 
 @final
 class BlockLoader:
@@ -29,7 +32,7 @@ class BlockLoader:
         self._kind = kind
         self._extras = tuple(extras)
         self._process = os.getpid()
-        self._open: dict[int, ArrowFile | ParquetFile] = {}
+        self._open: dict[int, ArrowFile | ParquetFile] = {}  # in the order of their last use
 
     def __call__(self, block: Block) -> DecodedBlock:
         """The rows of a block.
@@ -41,9 +44,12 @@ class BlockLoader:
             self._process = os.getpid()
             self._open = {}
         path = self._paths[block.file]
-        file = self._open.get(block.file)
+        file = self._open.pop(block.file, None)
         if file is None:
-            file = self._open[block.file] = ParquetFile(path) if self._kind == "parquet" else ArrowFile(path)
+            file = ParquetFile(path) if self._kind == "parquet" else ArrowFile(path)
+        self._open[block.file] = file
+        if len(self._open) > _OPEN:
+            del self._open[next(iter(self._open))]
         columns = StoreColumns.of(file.schema, path, self._extras)
         if isinstance(file, ParquetFile):
             batch = file.group(block.number, columns.read)

@@ -23,6 +23,8 @@ from streamsft.types import Ints
 
 __all__ = ["Scanned", "scan_files", "stored_batches"]
 
+_MAPPED_BYTES = 64 << 20
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,8 +79,13 @@ def stored_batches(file: RawFile, number: int, kind: Kind, extras: Sequence[str]
 
 def _arrow_batches(file: ArrowFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:
     columns = StoreColumns.of(file.schema, file.path, extras).checked
+    touched = 0
     for batch, at, byte in file.batches(columns):
         yield StoredBatch(batch, Block(number, at, byte, batch.num_rows), file.maps(batch), None)
+        touched += batch.nbytes
+        if touched > _MAPPED_BYTES:
+            file.forget()
+            touched = 0
 
 
 def _parquet_batches(file: ParquetFile, number: int, extras: Sequence[str]) -> Iterator[StoredBatch]:

@@ -87,9 +87,10 @@ def kept(place: Path, key: list[Any], names: Sequence[str]) -> Sidecar | None:
         index, facts = load_index(place)
     except StoreError:
         return None  # none there, or of an interrupted copy: the scan makes it anew
-    if facts["key"][:-1] != key[:-1]:
+    known = facts.get("key")
+    if known is None or known[:-1] != key[:-1]:
         return None
-    if facts["key"] != key:
+    if known != key:
         raise StoreError(
             f"{place.parent}: its files have other bytes than at the first use, though their sizes and times of change "
             f"are the same; restore them, or delete {place}"

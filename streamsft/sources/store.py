@@ -29,12 +29,16 @@ class TokenStore:
     """A named, indexable source of tokenized rows; also a map-style dataset for any ``DataLoader``.
 
     On disk a store is a directory that ``datasets.load_from_disk`` opens. Conversely every directory of
-    ``Dataset.save_to_disk`` with the list columns ``input_ids`` (integers) and ``loss_mask`` (0/1 or booleans) is a
-    store, however its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is
-    scanned once, which leaves a file ``streamsft-index.bin`` beside its data, and its rows are numbered from 0.
+    ``Dataset.save_to_disk``, and every .arrow, .parquet, .jsonl or .json file, with the list columns ``input_ids``
+    (integers) and ``loss_mask`` (0/1 or booleans) or ``labels`` (-100, or the id at its own place) is a store, however
+    its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is scanned once and
+    every row checked; what was found is kept in ``streamsft-index.bin`` beside the data, or in the user's cache. Its
+    rows are numbered from 0.
 
-    Tokens are read from the memory map and never all loaded. A store on disk pickles as its path and is mapped anew
-    where it is first used; one in memory pickles with its data. Nothing here is random.
+    Tokens are never all loaded: Arrow files are mapped into memory; Parquet, and Arrow that is compressed, is decoded a
+    row group or record batch at a time, of which the last used are kept (256 MiB); JSON is parsed row by row. A store
+    on disk pickles as its path and is opened anew where it is first used; one in memory pickles with its data. Nothing
+    here is random.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ from streamsft.types import Bools, Floats, Int32s, Ints, Sample
 
 __all__ = ["DocumentTable", "RawBatch", "Valued", "error_to_bytes", "materialize", "read_documents", "samples"]
 
-
 Read = Callable[[int, Ints], tuple[Sequence[Int32s], Sequence[Bools]]]
 """From the number of a leaf and rows of it (int64[k]) to their ids (int32[n] each) and masks (bool[n] each)."""
 
