@@ -202,6 +202,10 @@ class RowGroupStore:
         """
         return self._rows.read(index)
 
+    def read_ids(self, index: Ints) -> list[Int32s]:
+        """The ids alone, as `read` gives them."""
+        return self._rows.read(index)[0]
+
     @property
     def carried(self) -> tuple[str, ...]:
         """The columns that travel with the rows: images if there are any, and the extras that were named."""
