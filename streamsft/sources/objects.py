@@ -65,7 +65,7 @@ class Objects:
                 )
         self._filesystem = filesystem
         self._pickled = None if filesystem is None else pickle.dumps(filesystem)
-        self._process = 0
+        self._process = os.getpid()
         self._client: _Client | None = None
 
     @property
@@ -104,14 +104,22 @@ class Objects:
         return self._of().open(path)
 
     def _of(self) -> _Client:
-        if self._client is None or self._process != os.getpid():
+        forked = self._process != os.getpid()
+        if self._client is None or forked:
             self._process = os.getpid()
+            if forked:
+                import fsspec
+
+                fsspec.asyn.reset_lock()  # its locks are not valid in a process that was forked off
             filesystem = None if self._pickled is None else pickle.loads(self._pickled)
             self._client = _client(self._given[0], filesystem)
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None, "_filesystem": None, "_process": 0}
+        return {**self.__dict__, "_client": None, "_filesystem": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process=os.getpid())
 
 
 def shown(path: str) -> str:
