@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 from urllib.parse import urlsplit
@@ -107,10 +108,8 @@ class Objects:
         forked = self._process != os.getpid()
         if self._client is None or forked:
             self._process = os.getpid()
-            if forked:
-                import fsspec
-
-                fsspec.asyn.reset_lock()  # its locks are not valid in a process that was forked off
+            if forked and "fsspec.asyn" in sys.modules:
+                sys.modules["fsspec.asyn"].reset_lock()  # not valid in a process that was forked off
             filesystem = None if self._pickled is None else pickle.loads(self._pickled)
             self._client = _client(self._given[0], filesystem)
         return self._client

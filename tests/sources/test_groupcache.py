@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -13,6 +12,7 @@ import pytest
 from streamsft.errors import StoreError
 from streamsft.sources.blockrows import DecodedBlock
 from streamsft.sources.groupcache import GroupCache
+from tests.forking import in_child
 
 SIZE = 100 * 5 + 2 * 8
 
@@ -159,10 +159,7 @@ def test_a_fork_starts_anew() -> None:
     fetches = Fetches()
     cache = fetches.cache()
     cache.get([1])
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if numbers(cache.get([1, 2])) == [1, 2] and fetches.done[1:] in ([1, 2], [2, 1]) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert in_child(lambda: numbers(cache.get([1, 2])) == [1, 2] and sorted(fetches.done) == [1, 1, 2])
 
 
 def test_after_closing_it_works_again() -> None:

@@ -20,6 +20,7 @@ from streamsft.sources.objects import Objects
 from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.types import Ints
+from tests.forking import in_child
 from tests.objectstore import write_groups
 
 
@@ -108,11 +109,12 @@ def test_without_a_cache_folder_what_is_known_travels(
 def test_a_forked_process_opens_its_own_files(folder: Path) -> None:
     store = RowGroupStore.open(folder)
     expected = [ids.tolist() for ids in store.read(INDEX)[0]]
-    pid = os.fork()
-    if pid == 0:
+
+    def again() -> bool:
         found = [ids.tolist() for ids in store.read(INDEX)[0]]
-        os._exit(0 if found == expected and store.io["rows_served"] == len(INDEX) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return found == expected and store.io["rows_served"] == len(INDEX)
+
+    assert in_child(again)
 
 
 def test_threads_may_read_at_a_time(folder: Path) -> None:
