@@ -96,9 +96,9 @@ class SourceConfig(_Node):
     path: Paths | None = None
     """Local files: a file, a glob, a directory, or a list of them."""
     store: Paths | None = None
-    """A token store: a directory written by `streamsft tokenize` or by `save_to_disk`, or .arrow, .parquet, .jsonl or
-    .json files (a file, a glob, a directory, or a list) with input_ids and loss_mask or labels; or an address of
-    Parquet files, such as s3://bucket/folder. Read where it lies."""
+    """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
+    files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,
+    such as s3://bucket/folder. Read where it lies."""
     hub: str | None = None
     """A dataset of the Hugging Face hub, as owner/name."""
     config: str | None = None
@@ -110,8 +110,7 @@ class SourceConfig(_Node):
     data_files: TextOrList | None = None
     """With `hub`: only these files of the dataset."""
     format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
-    """How a row holds its conversation; detected from the first rows where not given. tokens: rows are tokenized
-    already, which is detected too where the columns input_ids and loss_mask or labels are."""
+    """How a row holds its conversation; by default detected from the first rows. tokens: it is tokenized already."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
     train_on: TrainOn = "assistant"
@@ -119,9 +118,8 @@ class SourceConfig(_Node):
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
     shuffle: Literal["rows", "row_groups", "none"] = "rows"
-    """rows: each pass in an order of its own. row_groups: of a store of Parquet files, its row groups in such an order,
-    then rows within shuffle_groups of them: each group is read once per pass. none: in the order of the input, shuffled
-    within a window only."""
+    """rows: each pass in an order of its own. row_groups: row groups of a store in such an order, then rows within
+    shuffle_groups of them, each group read once per pass. none: as in the input, shuffled within a window only."""
     shuffle_groups: Positive | None = None
     """With `shuffle: row_groups`: row groups whose rows are mixed; by default 16."""
     tier: TierConfig | None = None
@@ -140,9 +138,9 @@ class SourceConfig(_Node):
 
     @property
     def by_groups(self) -> bool:
-        """Whether it is a store that is read by row groups: one that has an address, or a key that is about those."""
-        asked = self.shuffle == "row_groups" or self.tier is not None or self.io is not None
-        return self.store is not None and (asked or any("://" in place for place in self.store))
+        """Whether it is a store that is read by row groups: it has an address, or a key that is about those."""
+        asked = self.shuffle == "row_groups" or self.tier or self.io
+        return bool(self.store and (asked or any("://" in place for place in self.store)))
 
 
 class GroupConfig(_Node):
@@ -220,11 +218,10 @@ class LoaderConfig(_Section):
     background: bool = True
     """With 0 workers: keep the next batches ready in a thread."""
     lanes_per_step: Positive | None = None
-    """Independent streams that a step draws from. By default 1; with a source that streams or is shuffled by row groups
+    """Independent streams that a step draws from. By default 1; with a source that streams or is shuffled by row_groups
     the greatest common divisor of `global_batch_size` and 8, and the number of ranks must divide it."""
     lane_groups: Positive | None = None
-    """Groups of so many lanes that take turns, a step each. By default 1; with a source that streams or is shuffled by
-    row groups 4, and `workers` must divide it."""
+    """Groups of so many lanes that take turns; by default 1, with such a source 4, and `workers` must divide it."""
 
 
 class MetricsConfig(_Section):

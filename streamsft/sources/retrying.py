@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
+import secrets
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -77,4 +77,4 @@ def retried(
                     "the storage answers, then start the same command again: it goes on from the last checkpoint"
                 ) from error
             longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 20))
-            pause(min(left, longest * random.uniform(0.5, 1.0)))
+            pause(min(left, longest * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))))
