@@ -139,8 +139,8 @@ class SourceConfig(_Node):
     @property
     def by_groups(self) -> bool:
         """Whether it is a store that is read by row groups: it has an address, or a key that is about those."""
-        asked = self.shuffle == "row_groups" or self.tier or self.io
-        return bool(self.store and (asked or any("://" in place for place in self.store)))
+        asked = self.shuffle == "row_groups" or self.tier is not None or self.io is not None
+        return self.store is not None and (asked or any("://" in place for place in self.store))
 
 
 class GroupConfig(_Node):
@@ -261,8 +261,7 @@ class TrainConfig(_Section):
     audit: bool = False
     """Write what each step consumed to audit/rank-<r>.jsonl."""
     skip_steps: list[Stretch] = Field(default_factory=list)
-    """Stretches of steps, first and last each, whose data are left out: [[120, 140]]. The steps go on with what comes
-    behind."""
+    """Stretches of steps, first and last each, whose data are left out, as in [[120, 140]]; those behind follow."""
 
 
 class Config(_Section):
