@@ -102,7 +102,7 @@ def main() -> int:
         place = Path(folder)
         write_files(place, rows)
         memory = FILES * GROUPS * rows * LENGTH * 5 // 4
-        near, far = open_store(place, 0.0, memory=memory), open_store(place, LATENCY, memory=memory)
+        near, far = (open_store(place, latency, memory=memory, prefetch=memory) for latency in (0.0, LATENCY))
         read(open_store(place, 0.0, memory=memory), 0.1)  # what is imported on first use
         without = read(near, passes)
         under = read(far, passes)

@@ -89,7 +89,7 @@ class GroupCache:
         self._flights: dict[int, _Flight] = {}
         self._demands: deque[_Flight] = deque()
         self._expected: dict[int, list[tuple[int, int]]] = {}
-        self._plan: deque[int] = deque()
+        self._plan: list[int] = []
         self._running: set[threading.Thread] = set()
         self._idle = 0
         self._closed = False
@@ -136,7 +136,7 @@ class GroupCache:
             for group in [group for group in self._early if group not in order]:
                 self._keep(group, self._early_out(group))  # no longer to come: the first to go when room is needed
                 self._kept.move_to_end(group, last=False)
-            self._plan = deque(order)
+            self._plan = list(order)
             self._work()
 
     def _check_room(self) -> None:
@@ -214,13 +214,13 @@ class GroupCache:
 
     def _next_ahead(self) -> int | None:
         """The next group to fetch before it is needed; None if there is none, or no room for it."""
-        while self._plan and self._is_here(self._plan[0]):
-            self._plan.popleft()
-        if not self._plan:
+        # One that is kept may have to go before it is used: it stays in the plan, to be looked at again.
+        group = next((group for group in self._plan if not self._is_here(group)), None)
+        if group is None:
             return None
         flying = sum(flight.size for flight in self._flights.values() if not flight.demanded)
         taken = self._early_bytes + flying
-        return self._plan[0] if not taken or taken + self._size(self._plan[0]) <= self._ahead else None
+        return group if not taken or taken + self._size(group) <= self._ahead else None
 
     def _is_here(self, group: int) -> bool:
         return group in self._kept or group in self._early or group in self._flights
@@ -231,7 +231,6 @@ class GroupCache:
         group = self._next_ahead()
         if group is None or self._closed:
             return None
-        self._plan.popleft()
         flight = self._flights[group] = _Flight(group, self._size(group), demanded=False)
         return flight
 
