@@ -36,6 +36,9 @@ def passes_behind(*stages: Any) -> dict[str, int]:
 
 
 def _passes(stage: Any) -> Sequence[tuple[str, int]]:
+    if isinstance(stage, SourceStream) and stage._order is not None:
+        shard = stage.shard
+        return [(stage.name, stage._order.pass_of(shard.index, shard.count, stage.state_dict()["position"]["drawn"]))]
     if isinstance(stage, SourceStream):
         position = stage.state_dict()["position"]["drawn"] * stage.shard.count + stage.shard.index
         return [(stage.name, position // stage._leaf.rows)]
@@ -47,6 +50,8 @@ def _passes(stage: Any) -> Sequence[tuple[str, int]]:
         for at, leaf in enumerate(plan.leaves):
             if leaf.streams:
                 found.append((leaf.name, state.feeds[at].pass_index))
+            elif at in plan.group_orders:
+                found.append((leaf.name, plan.group_orders[at].pass_of(lane, plan.lanes, state.drawn[at])))
             else:
                 found.append((leaf.name, (state.drawn[at] * plan.lanes + lane) // leaf.rows))
     return found

@@ -15,7 +15,8 @@ from streamsft.stream.measures import Measures
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.plan import Plan
 from streamsft.stream.skipping import Told, pattern_of, planner_behind, stream_step
-from streamsft.stream.steps import Mixes, checked_stretches
+from streamsft.stream.steps import Mixes
+from streamsft.stream.stretches import checked_stretches
 from streamsft.stream.totals import Curve, Totals
 from streamsft.stream.walk import LaneWalk, Passed
 from streamsft.types import Ints

@@ -173,8 +173,15 @@ class Interleave(LaneDataset[Sample]):
             return Leaf(source=child, groups=groups, shuffle=child.shuffle)
         self._row_count(child, packing, rows)
         found = rows[child.name]
-        shuffle = child.shuffle if isinstance(child, SourceStream) else True
-        return Leaf(source=_source(child), groups=groups, shuffle=shuffle, usable=found.usable, dropped=found.dropped)
+        stream = child if isinstance(child, SourceStream) else None
+        return Leaf(
+            source=_source(child),
+            groups=groups,
+            shuffle=stream.shuffle if stream else True,
+            shuffle_groups=stream.shuffle_groups if stream else None,
+            usable=found.usable,
+            dropped=found.dropped,
+        )
 
     def _row_count(self, child: Child, packing: Packing | None, rows: dict[str, _Rows]) -> int:
         """Rows of a child that can be drawn."""

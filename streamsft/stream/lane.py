@@ -26,7 +26,7 @@ class LaneState:
     Attributes:
         window: number of the open window, from 0.
         due: due time of each source at its start.
-        drawn: draws of each source before it.
+        drawn: draws of each source before it; of one that is read by groups, its place in the `GroupOrder`.
         emitted: packs of the open window that were given out; less than the window holds.
         feeds: where each streaming source stands at the window's start, by its number in the mix.
         basis: step whose weights `due` is measured by, if weights change with the step.
@@ -155,6 +155,7 @@ class Lane:
             self.plan = before
         self._open_feeds()
         self._open: Window | None = None
+        self._announced: Window | None = None
         self._opened = self._state.opened
         self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
@@ -184,6 +185,16 @@ class Lane:
         window = self._window()
         start = self._state.emitted
         return window.documents.packs(start, window.packs), window.packs - start
+
+    def announce(self) -> None:
+        """Tell sources that are read by groups what is left of the open window, and what comes behind it.
+
+        Said once per window, when all that was taken has been read.
+        """
+        window = self._open
+        if window is not None and window is not self._announced:
+            self._announced = window
+            self.plan.announce(self.number, window.documents.packs(self._state.emitted, window.packs), window.drawn)
 
     def advance(self, count: int) -> None:
         """Count the next `count` packs of the open window as taken."""

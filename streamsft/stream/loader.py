@@ -30,7 +30,8 @@ from streamsft.stream.state import (
     describe_plan,
     merged,
 )
-from streamsft.stream.steps import Mixes, Topology, checked_stretches
+from streamsft.stream.steps import Mixes, Topology
+from streamsft.stream.stretches import checked_stretches
 from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
@@ -55,11 +56,10 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready, per worker.
-        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
-            source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
-            streaming source the greatest common divisor of `global_batch_size` and 8.
-        lane_groups: groups of so many lanes that take turns, a step each; with a streaming source `workers` must
-            divide it. By default 1, and 4 with a streaming source.
+        lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. With a source
+            that streams or is read by row groups one process reads each, so `dp.count` must divide it. By default 1,
+            and with such a source the greatest common divisor of `global_batch_size` and 8.
+        lane_groups: groups of so many lanes that take turns; by default 1, with such a source 4: `workers` divides it.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
         skip_steps: stretches of steps of the stream, first and last each, that are left out: training goes on with
@@ -91,10 +91,10 @@ class Loader:
         if not isinstance(prefetch, int) or prefetch < 1:
             raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
         check_packer(packer)
-        streams = any(leaf.streams for leaf in packer.mixture.leaves)
+        owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
-        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, streams=streams)
-        if streams:
+        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, owned=owned)
+        if owned:
             self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method
@@ -150,6 +150,7 @@ class Loader:
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=leaf.dropped,
                 reasons=getattr(leaf.source, "reasons", ()),
+                io=tuple(getattr(leaf.source, "io", ())),
             )
             for number, leaf in enumerate(self._mixes.leaves)
         ]

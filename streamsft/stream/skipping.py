@@ -9,7 +9,8 @@ from typing import TypeAlias
 from streamsft.stream.lane import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.measures import Measures
-from streamsft.stream.steps import Mixes, StepPlanner, Topology, checked_stretches
+from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.stretches import checked_stretches
 from streamsft.stream.walk import LaneWalk, Passed, Pattern
 from streamsft.types import Shard
 

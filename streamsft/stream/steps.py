@@ -15,12 +15,13 @@ import numpy as np
 from streamsft.errors import ConfigError, StateError
 from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents
+from streamsft.stream.iocounts import IoCounts
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
 from streamsft.types import Bools, Int32s, Ints, Shard
 
-__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology", "checked_stretches"]
+__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology"]
 
 
 @final
@@ -64,7 +65,7 @@ class Topology:
         return f"{self.global_batch_size} packs per step, rank {dp.index} of {dp.count} takes {self.packs}"
 
     def check_owners(self, workers: int) -> None:
-        """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
+        """Refuse a topology in which two processes would read the same lane, for sources that are dealt to lanes.
 
         Raises:
             ConfigError: with the values that are possible.
@@ -76,8 +77,8 @@ class Topology:
             if total % value:
                 allowed = [n for n in range(1, total + 1) if total % n == 0]
                 raise ConfigError(
-                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
-                    f"streaming source; it may be one of {', '.join(map(str, allowed))}"
+                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a source "
+                    f"that streams or is shuffled by row groups; it may be one of {', '.join(map(str, allowed))}"
                 )
 
     @classmethod
@@ -88,21 +89,21 @@ class Topology:
         lanes_per_step: int | None = None,
         lane_groups: int | None = None,
         *,
-        streams: bool,
+        owned: bool,
     ) -> Topology:
-        """The topology asked for, with the defaults of a mix that `streams`, or of one that is read by index.
+        """The topology asked for, with the defaults of a mix of which one process owns each lane, or of any other.
 
         Raises:
             ConfigError: a value is out of range, or the global batch cannot be divided.
         """
-        usual = {"lanes_per_step": 1, "lane_groups": 1}
-        if streams and isinstance(global_batch_size, int):
-            usual = {"lanes_per_step": math.gcd(global_batch_size, 8), "lane_groups": 4}
+        usual = (1, 1)
+        if owned and isinstance(global_batch_size, int):
+            usual = math.gcd(global_batch_size, 8), 4
         return cls(
             global_batch_size=global_batch_size,
             dp=dp,
-            lanes_per_step=usual["lanes_per_step"] if lanes_per_step is None else lanes_per_step,
-            lane_groups=usual["lane_groups"] if lane_groups is None else lane_groups,
+            lanes_per_step=usual[0] if lanes_per_step is None else lanes_per_step,
+            lane_groups=usual[1] if lane_groups is None else lane_groups,
         )
 
     @property
@@ -132,22 +133,6 @@ class Topology:
         return [group * self.lanes_per_step + place for group in range(self.lane_groups) for place in places]
 
 
-def checked_stretches(stretches: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Stretches of steps, first and last each.
-
-    Raises:
-        ConfigError: one is no pair of steps >= 1 in ascending order.
-    """
-    checked = []
-    for stretch in stretches:
-        if not isinstance(stretch, list | tuple):
-            raise ConfigError(f"skip_steps: {stretch!r} is not a first and a last step, such as [120, 140]")
-        if len(stretch) != 2 or not all(type(step) is int for step in stretch) or not 1 <= stretch[0] <= stretch[1]:
-            raise ConfigError(f"skip_steps: {list(stretch)} is not a first and a last step, such as [120, 140]")
-        checked.append((stretch[0], stretch[1]))
-    return tuple(checked)
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPlan:
@@ -157,8 +142,9 @@ class StepPlan:
         step: number of the step, from 1.
         documents: the documents of this rank's packs, packs numbered from 0.
         packs: number of those packs.
-        refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
+        refused: rows of streaming sources refused on the way to these documents, and what was read of sources that
+            count it since the step before: (source, reason or name, count) each.
     """
 
     step: int
@@ -230,6 +216,7 @@ class StepPlanner:
         self._mixes = mixes
         self._states = lanes
         self._lanes: dict[int, Lane] = {}
+        self._io = IoCounts(mixes.leaves)
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
@@ -262,6 +249,11 @@ class StepPlanner:
         assert isinstance(source, IdsSource)
         return source.read_ids(stored)
 
+    def announce(self) -> None:
+        """Tell sources what will be read of them next. What was planned until now has been read."""
+        for lane in self._lanes.values():
+            lane.announce()
+
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
         self.step += 1
@@ -274,7 +266,7 @@ class StepPlanner:
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         documents = Documents.join(parts)
-        refused = tuple(self._refused(documents))
+        refused = (*self._refused(documents), *self._io.since())
         return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:

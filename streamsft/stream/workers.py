@@ -87,7 +87,11 @@ class RawSteps(IterableDataset[bytes]):
                 together.append(step)
                 documents += len(step.documents.source)
             if skipped or self.mixes.streaming or documents >= enough:
-                yield from materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
+                made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
+                for at, raw in enumerate(made):
+                    if not at:  # all of them have been read
+                        planner.announce()
+                    yield raw
                 enough = min(2 * documents, _READ_TOGETHER)
                 together, documents = [], 0
             if skipped:
