@@ -118,6 +118,7 @@ def test_training_is_that_from_the_disk_and_later_runs_read_the_tier(
 def test_two_jobs_share_a_tier(s3: S3, address: str, tmp_path: Path) -> None:
     tier = ss.Tier(dir=tmp_path / "tier", budget=10 << 20)
     options = ReadOptions(prefetch=0)
+    RowGroupStore.open(address, name="rows")  # a first scan would fill the tier
     jobs = [RowGroupStore.open(address, name="rows", tier=tier, options=options) for _ in range(2)]
     s3.gets.clear()
     one = first(make_loader(jobs[0]), STEPS)

@@ -90,6 +90,7 @@ class GroupCache:
         self._demands: deque[_Flight] = deque()
         self._expected: dict[int, list[tuple[int, int]]] = {}
         self._plan: list[int] = []
+        self._failed: set[int] = set()
         self._running: set[threading.Thread] = set()
         self._idle = 0
         self._closed = False
@@ -137,6 +138,7 @@ class GroupCache:
                 self._keep(group, self._early_out(group))  # no longer to come: the first to go when room is needed
                 self._kept.move_to_end(group, last=False)
             self._plan = list(order)
+            self._failed.clear()
             self._work()
 
     def _check_room(self) -> None:
@@ -223,7 +225,7 @@ class GroupCache:
         return group if not taken or taken + self._size(group) <= self._ahead else None
 
     def _is_here(self, group: int) -> bool:
-        return group in self._kept or group in self._early or group in self._flights
+        return group in self._kept or group in self._early or group in self._flights or group in self._failed
 
     def _next(self) -> _Flight | None:
         if self._demands:
@@ -256,7 +258,7 @@ class GroupCache:
         try:
             block = self._fetch(flight.group)
         except BaseException as error:
-            failure = error  # raised where the group is waited for; one that nobody waits for is asked for again
+            failure = error  # raised where the group is waited for
         with self._changed:
             flight.block, flight.error = block, failure
             del self._flights[flight.group]
@@ -265,6 +267,8 @@ class GroupCache:
             elif block is not None:
                 self._early[flight.group] = block
                 self._early_bytes += block.nbytes
+            else:
+                self._failed.add(flight.group)  # not fetched ahead again, but when it is asked for
             self._changed.notify_all()
 
     def _revive(self) -> None:

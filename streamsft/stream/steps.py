@@ -181,6 +181,11 @@ class Mixes:
         """Numbers of the leaves that are read in order."""
         return [number for number, leaf in enumerate(self.leaves) if leaf.streams]
 
+    @cached_property
+    def owned(self) -> bool:
+        """Whether a source is dealt to lanes, whose rows then are read as they come, no step before its turn."""
+        return any(leaf.owned for leaf in self.leaves)
+
     @property
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""

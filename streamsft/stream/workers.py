@@ -86,7 +86,7 @@ class RawSteps(IterableDataset[bytes]):
             if not skipped:
                 together.append(step)
                 documents += len(step.documents.source)
-            if skipped or self.mixes.streaming or documents >= enough:
+            if skipped or self.mixes.owned or documents >= enough:
                 made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
                 for at, raw in enumerate(made):
                     if not at:  # all of them have been read
