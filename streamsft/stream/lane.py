@@ -155,7 +155,7 @@ class Lane:
             self.plan = before
         self._open_feeds()
         self._open: Window | None = None
-        self._announced: Window | None = None
+        self.announced: Window | None = None  # the last one that sources were told of
         self._opened = self._state.opened
         self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
@@ -189,11 +189,11 @@ class Lane:
     def announce(self) -> None:
         """Tell sources that are read by groups what is left of the open window, and what comes behind it.
 
-        Said once per window, when all that was taken has been read.
+        Said once per window; after the first, when all that was taken has been read.
         """
         window = self._open
-        if window is not None and window is not self._announced:
-            self._announced = window
+        if window is not None and window is not self.announced:
+            self.announced = window
             self.plan.announce(self.number, window.documents.packs(self._state.emitted, window.packs), window.drawn)
 
     def advance(self, count: int) -> None:

@@ -254,10 +254,11 @@ class StepPlanner:
         assert isinstance(source, IdsSource)
         return source.read_ids(stored)
 
-    def announce(self) -> None:
-        """Tell sources what will be read of them next. What was planned until now has been read."""
+    def announce(self, *, new: bool = False) -> None:
+        """Tell sources what is read behind what was planned; on `new` lanes alone, of which nothing was told yet."""
         for lane in self._lanes.values():
-            lane.announce()
+            if not new or not lane.announced:
+                lane.announce()
 
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""

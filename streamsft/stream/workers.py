@@ -87,6 +87,8 @@ class RawSteps(IterableDataset[bytes]):
                 together.append(step)
                 documents += len(step.documents.source)
             if skipped or self.mixes.owned or documents >= enough:
+                if together:
+                    planner.announce(new=True)
                 made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
                 for at, raw in enumerate(made):
                     if not at:  # all of them have been read
