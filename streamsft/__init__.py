@@ -92,7 +92,10 @@ if TYPE_CHECKING:
     from streamsft.order.permutation import permute as permute
     from streamsft.sources.base import Source as Source
     from streamsft.sources.concat import ConcatStore as ConcatStore
+    from streamsft.sources.grouprows import ReadOptions as ReadOptions
+    from streamsft.sources.grouptier import Tier as Tier
     from streamsft.sources.hub import HubDataset as HubDataset
+    from streamsft.sources.rowgroups import RowGroupStore as RowGroupStore
     from streamsft.sources.store import TokenStore as TokenStore
     from streamsft.sources.streaming import ShardReader as ShardReader, StreamingSource as StreamingSource
     from streamsft.sources.writer import StoreWriter as StoreWriter
@@ -168,7 +171,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.order.permutation": ("permute",),
     "streamsft.sources.base": ("Source",),
     "streamsft.sources.concat": ("ConcatStore",),
+    "streamsft.sources.grouprows": ("ReadOptions",),
+    "streamsft.sources.grouptier": ("Tier",),
     "streamsft.sources.hub": ("HubDataset",),
+    "streamsft.sources.rowgroups": ("RowGroupStore",),
     "streamsft.sources.store": ("TokenStore",),
     "streamsft.sources.streaming": ("ShardReader", "StreamingSource"),
     "streamsft.sources.writer": ("StoreWriter",),

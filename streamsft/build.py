@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from streamsft.build_sources import BuiltSource
+from streamsft.build_stores import Tokens
 from streamsft.comm import Comm
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.encoders import Encoders
@@ -17,12 +18,11 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.sinks import GuardedSink, JsonlSink, Sink, TensorBoardSink
 from streamsft.sources.base import Source
-from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import StreamingSource
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Child, Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.stream.weights import parsed, value_at
 from streamsft.text.summary import SourceSummary
 from streamsft.training.settings import DATA_METRICS, RUN_METRICS, TrainSettings
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Built", "build", "build_aggregator", "build_mix", "build_packer", "build_settings", "build_sinks"]
 
 _log = logging.getLogger(__name__)
+
+_SHUFFLE_GROUPS = 16
 
 
 def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, step: int | None = None) -> Interleave:
@@ -61,9 +63,11 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, st
 
     def leaf(given: SourceConfig, name: str) -> Child:
         source = sources[name]
-        if given.shuffle == "none" and not isinstance(source, StreamingSource):
-            return SourceStream(source, seed=config.seed, shuffle=False)
-        return source
+        if isinstance(source, StreamingSource) or given.shuffle == "rows":
+            return source
+        if given.shuffle == "row_groups":
+            return SourceStream(source, seed=config.seed, shuffle_groups=given.shuffle_groups or _SHUFFLE_GROUPS)
+        return SourceStream(source, seed=config.seed, shuffle=False)
 
     return node("mix", config.mix.sources)
 
@@ -174,9 +178,9 @@ class Built:
     metrics: tuple[Metric, ...]
 
     @property
-    def stores(self) -> dict[str, TokenStore]:
+    def stores(self) -> dict[str, Tokens]:
         """Those of the sources that are stores."""
-        return {name: source for name, source in self.sources.items() if isinstance(source, TokenStore)}
+        return {name: source for name, source in self.sources.items() if not isinstance(source, StreamingSource)}
 
     @property
     def summaries(self) -> list[SourceSummary]:

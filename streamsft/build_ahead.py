@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -23,7 +23,8 @@ from streamsft.stream.mixture import Mixture
 from streamsft.stream.packing import Packing
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import describe_plan
-from streamsft.stream.steps import Topology, checked_stretches
+from streamsft.stream.stretches import checked_stretches
+from streamsft.stream.topology import Topology
 from streamsft.stream.workers import check_picklable, check_workers
 from streamsft.training.ahead import check_run
 from streamsft.types import Bools, Int32s, Ints, Shard
@@ -92,11 +93,11 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
     loader = config.loader
     check_workers(loader.workers, loader.start_method)
     checked_stretches(config.train.skip_steps)
-    streams = any(source.streaming for source in drawn_sources(config).values())
+    owned = any(map(_is_owned, drawn_sources(config).values()))
     topology = Topology.of(
-        loader.global_batch_size, dp or Shard(), loader.lanes_per_step, loader.lane_groups, streams=streams
+        loader.global_batch_size, dp or Shard(), loader.lanes_per_step, loader.lane_groups, owned=owned
     )
-    if streams:
+    if owned:
         topology.check_owners(loader.workers)
     return topology
 
@@ -117,11 +118,16 @@ def _check_metrics(config: Config, plan: Plan, metrics: Sequence[Metric]) -> Non
 def _with_unknowns(fingerprint: dict[str, Any], config: Config) -> dict[str, Any]:
     """`fingerprint` with None for what follows from rows: contents, and shares where weights are not given."""
     shares = _weighted(config.mix.sources)
-    streamed = {name for name, source in drawn_sources(config).items() if source.streaming}
+    unknown = {name for name, source in drawn_sources(config).items() if _is_owned(source)}
     for name, entry in fingerprint["sources"].items():
-        order = [None] if name in streamed else entry[2:]
+        order = [None] if name in unknown else entry[2:]
         fingerprint["sources"][name] = [None, entry[1] if shares else None, *order]
     return fingerprint
+
+
+def _is_owned(source: SourceConfig) -> bool:
+    """Whether one process alone may read each lane's part of a source; its order then follows from its files too."""
+    return source.streaming or source.shuffle == "row_groups"
 
 
 def _weighted(nodes: Mapping[str, SourceConfig | GroupConfig]) -> bool:
@@ -142,6 +148,7 @@ class _Unread:
         self.supervised: Int32s = np.array([1], np.int32)
         self.first_supervised: Int32s = np.array([1], np.int32)
         self.row_numbers: Ints = np.zeros(1, np.int64)
+        self.group_bounds: Ints = np.array([0, 1], np.int64)
 
     def __len__(self) -> int:
         return 1
@@ -151,3 +158,6 @@ class _Unread:
 
     def origin(self, index: int) -> str:
         return f"{self.name}:{index}"
+
+    def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
+        pass

@@ -10,6 +10,7 @@ from typing import Any
 from streamsft.build_sources import BuiltSource, drawn_sources
 from streamsft.config import Config, GroupConfig, MixConfig, SourceConfig
 from streamsft.errors import ConfigError
+from streamsft.sources.objects import is_address
 from streamsft.sources.store import TokenStore
 
 __all__ = ["former_config", "mix_record"]
@@ -62,7 +63,7 @@ def _absolute(node: SourceConfig | GroupConfig) -> SourceConfig | GroupConfig:
     if node.path is not None:
         changes["path"] = [os.path.abspath(path) for path in node.path]
     if node.store is not None:
-        changes["store"] = [os.path.abspath(path) for path in node.store]
+        changes["store"] = [path if is_address(path) else os.path.abspath(path) for path in node.store]
     return node.model_copy(update=changes)
 
 

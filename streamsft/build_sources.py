@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from streamsft.build_stores import holds_tokens, open_tokens, token_paths
+from streamsft.build_stores import Tokens, check_tokens, holds_tokens, open_tokens
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
@@ -16,7 +16,6 @@ from streamsft.errors import ConfigError, DataError
 from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
-from streamsft.sources.storefiles import find_store_files
 from streamsft.sources.streaming import StreamingSource
 from streamsft.text.readers import RawSource, open_reader
 from streamsft.text.tokenizing import detect_source_format, tokenize
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 Transforms: TypeAlias = "Mapping[str, Transform]"
-BuiltSource: TypeAlias = TokenStore | StreamingSource
+BuiltSource: TypeAlias = Tokens | StreamingSource
 
 
 def all_sources(nodes: Mapping[str, SourceConfig | GroupConfig]) -> Iterator[tuple[str, SourceConfig]]:
@@ -254,7 +253,7 @@ def check_inputs(sources: Mapping[str, SourceConfig], transforms: Transforms) ->
         try:
             with naming(name):
                 if source.store is not None or holds_tokens(source):
-                    find_store_files(token_paths(source))
+                    check_tokens(source)
                 elif source.path is not None:
                     find_files(source.path)
                     if source.format is None and name not in transforms and not source.streaming:

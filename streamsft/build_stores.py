@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from streamsft.config import SourceConfig
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
 from streamsft.sources.detecting import paths_hold_tokens
+from streamsft.sources.grouprows import ReadOptions
+from streamsft.sources.grouptier import Tier
+from streamsft.sources.objects import is_address
 from streamsft.sources.paths import Paths
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.sources.storefiles import find_store_files
 from streamsft.text.progress import reporting
 
-__all__ = ["holds_tokens", "open_tokens", "token_paths"]
+__all__ = ["Tokens", "check_tokens", "holds_tokens", "open_tokens", "token_paths"]
+
+Tokens: TypeAlias = TokenStore | RowGroupStore
+
+_log = logging.getLogger(__name__)
 
 _FOR_TEXT = ("columns", "train_on", "holdout")
 
@@ -34,9 +44,19 @@ def token_paths(source: SourceConfig) -> Paths:
     return paths[0] if len(paths) == 1 else paths
 
 
+def check_tokens(source: SourceConfig) -> None:
+    """See that the files of a source whose rows are tokens are there, as far as that can be told without a network.
+
+    Raises:
+        StoreError: they are not.
+    """
+    if not any(map(is_address, source.store or ())):
+        find_store_files(token_paths(source))
+
+
 def open_tokens(
     name: str, source: SourceConfig, encoders: Encoders, *, verify: bool = False, progress: bool = False
-) -> TokenStore:
+) -> Tokens:
     """Open the store of a source whose rows are tokens.
 
     Args:
@@ -53,6 +73,8 @@ def open_tokens(
     for key in _FOR_TEXT:
         if key in source.model_fields_set and getattr(source, key) is not None:
             raise ConfigError(f"source {name}: {key} is about text, and its rows are tokens already; take it out")
+    if source.by_groups:
+        return _open_groups(name, source, encoders, progress=progress)
     paths = token_paths(source)
     total = sum(file.size for file in find_store_files(paths).files)
     with reporting(progress and total > _LARGE, name, total, "checking") as advance:
@@ -65,6 +87,32 @@ def open_tokens(
             verify=verify,
             advance=advance,
         )
+
+
+def _open_groups(name: str, source: SourceConfig, encoders: Encoders, *, progress: bool) -> RowGroupStore:
+    """Open a store that is read by row groups, and download it whole if that is asked for."""
+    assert source.store is not None
+    tier = None
+    if source.tier is not None:
+        tier = Tier(dir=source.tier.dir, budget=source.tier.budget, whole=source.tier.whole)
+    store = RowGroupStore.open(
+        source.store,
+        name=name,
+        extras=source.extras or (),
+        vocabulary=encoders.vocabulary,
+        tier=tier,
+        options=None if source.io is None else ReadOptions(**source.io.model_dump()),
+    )
+    if tier is not None and tier.whole:
+        with reporting(progress, name, store.groups, "downloading") as advance:
+            store.download(advance)
+    if source.shuffle == "rows" and any(map(is_address, source.store)):
+        _log.warning(
+            "source %s: with shuffle: rows each batch reads rows of many row groups over the network, and groups are "
+            "fetched over and over unless they fit io.memory or a tier; shuffle: row_groups reads each once per pass",
+            name,
+        )
+    return store
 
 
 _LARGE = 1 << 30

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
+from streamsft.config_reading import IoConfig, Section, TierConfig
 from streamsft.config_values import (
     HoldOut,
     Natural,
@@ -26,23 +27,19 @@ __all__ = [
     "CacheConfig",
     "Config",
     "GroupConfig",
+    "IoConfig",
     "LoaderConfig",
     "MetricsConfig",
     "MixConfig",
     "PackingConfig",
     "SourceConfig",
     "TextConfig",
+    "TierConfig",
     "TrainConfig",
 ]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-
-class _Node(_Section):
+class _Node(Section):
     weight: Weight | None = None
     """Relative frequency of draws among its siblings, in what `mix.unit` counts; any scale. 0: never drawn, never
     opened. Without weights rows come equally often. By step: {0: 1.0, 1000: 0.2} goes from one weight to the next
@@ -69,8 +66,9 @@ class SourceConfig(_Node):
     path: Paths | None = None
     """Local files: a file, a glob, a directory, or a list of them."""
     store: Paths | None = None
-    """A token store: a directory written by `streamsft tokenize` or by `save_to_disk`, or .arrow, .parquet, .jsonl or
-    .json files (a file, a glob, a directory, or a list) with input_ids and loss_mask or labels. Read where it lies."""
+    """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
+    files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,
+    such as s3://bucket/folder. Read where it lies."""
     hub: str | None = None
     """A dataset of the Hugging Face hub, as owner/name."""
     config: str | None = None
@@ -82,16 +80,22 @@ class SourceConfig(_Node):
     data_files: TextOrList | None = None
     """With `hub`: only these files of the dataset."""
     format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
-    """How a row holds its conversation; detected from the first rows where not given. tokens: rows are tokenized
-    already, which is detected too where the columns input_ids and loss_mask or labels are."""
+    """How a row holds its conversation; by default detected from the first rows. tokens: it is tokenized already."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
     train_on: TrainOn = "assistant"
     """Which messages are supervised."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
-    shuffle: Literal["rows", "none"] = "rows"
-    """rows: each pass in an order of its own. none: in the order of the input, shuffled within a window only."""
+    shuffle: Literal["rows", "row_groups", "none"] = "rows"
+    """rows: each pass in an order of its own. row_groups: row groups of a store in such an order, then rows within
+    shuffle_groups of them, each group read once per pass. none: as in the input, shuffled within a window only."""
+    shuffle_groups: Positive | None = None
+    """With `shuffle: row_groups`: row groups whose rows are mixed; by default 16."""
+    tier: TierConfig | None = None
+    """Of a store that is read by row groups: where they are kept on the local disk."""
+    io: IoConfig | None = None
+    """Of a store that is read by row groups: how much is kept and fetched ahead in memory."""
     streaming: bool = False
     """Read in order and tokenize while training, with a weight, instead of tokenizing all of it first."""
     shuffle_window: Positive | None = None
@@ -101,6 +105,12 @@ class SourceConfig(_Node):
     holdout: HoldOut | None = None
     """Rows never trained on: a fraction above 0 and below 1, or a number of rows from 1. Decided by what a row says,
     so copies of a row are on one side. They are a source of their own, <name>.holdout."""
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether it is a store that is read by row groups: it has an address, or a key that is about those."""
+        asked = self.shuffle == "row_groups" or self.tier is not None or self.io is not None
+        return self.store is not None and (asked or any("://" in place for place in self.store))
 
 
 class GroupConfig(_Node):
@@ -121,7 +131,7 @@ Node = Annotated[
 ]
 
 
-class MixConfig(_Section):
+class MixConfig(Section):
     """What is drawn, and how often."""
 
     unit: Literal["samples", "tokens"] = "samples"
@@ -130,7 +140,7 @@ class MixConfig(_Section):
     """Sources and groups, by name; names are unique over the whole mix."""
 
 
-class TextConfig(_Section):
+class TextConfig(Section):
     """How conversations are rendered."""
 
     chat_template: PathText | None = None
@@ -141,7 +151,7 @@ class TextConfig(_Section):
     """The day (YYYY-MM-DD) that templates see which ask for the date."""
 
 
-class CacheConfig(_Section):
+class CacheConfig(Section):
     """Where token stores are kept."""
 
     dir: PathText | None = None
@@ -155,7 +165,7 @@ Cache = Annotated[
 ]
 
 
-class PackingConfig(_Section):
+class PackingConfig(Section):
     """How samples share rows of `sequence_length` slots."""
 
     lookahead: Natural | None = None
@@ -164,7 +174,7 @@ class PackingConfig(_Section):
     """What happens to a sample longer than `sequence_length`."""
 
 
-class LoaderConfig(_Section):
+class LoaderConfig(Section):
     """How batches are made. None of it changes which packs a step has, save `global_batch_size` and the lanes."""
 
     global_batch_size: Positive = 8
@@ -178,14 +188,13 @@ class LoaderConfig(_Section):
     background: bool = True
     """With 0 workers: keep the next batches ready in a thread."""
     lanes_per_step: Positive | None = None
-    """Independent streams that a step draws from. By default 1; with a streaming source the greatest common divisor
-    of `global_batch_size` and 8, and the number of ranks must divide it."""
+    """Independent streams that a step draws from. By default 1; with a source that streams or is shuffled by row_groups
+    the greatest common divisor of `global_batch_size` and 8, and the number of ranks must divide it."""
     lane_groups: Positive | None = None
-    """Groups of so many lanes that take turns, a step each. By default 1; with a streaming source 4, and `workers`
-    must divide it."""
+    """Groups of so many lanes that take turns; by default 1, with such a source 4, and `workers` must divide it."""
 
 
-class MetricsConfig(_Section):
+class MetricsConfig(Section):
     """What is recorded."""
 
     log_every: Positive = 10
@@ -201,7 +210,7 @@ class MetricsConfig(_Section):
     """What the keys of data metrics begin with."""
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The training run."""
 
     steps: Positive | None = None
@@ -225,11 +234,10 @@ class TrainConfig(_Section):
     audit: bool = False
     """Write what each step consumed to audit/rank-<r>.jsonl."""
     skip_steps: list[Stretch] = Field(default_factory=list)
-    """Stretches of steps, first and last each, whose data are left out: [[120, 140]]. The steps go on with what comes
-    behind."""
+    """Stretches of steps, first and last each, whose data are left out, as in [[120, 140]]; those behind follow."""
 
 
-class Config(_Section):
+class Config(Section):
     """A whole config file."""
 
     seed: Natural = 0
@@ -252,6 +260,8 @@ SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     (): Config,
     ("mix",): MixConfig,
     ("mix", "sources", "*"): SourceConfig,
+    ("mix", "sources", "*", "tier"): TierConfig,
+    ("mix", "sources", "*", "io"): IoConfig,
     ("text",): TextConfig,
     ("cache",): CacheConfig,
     ("packing",): PackingConfig,

@@ -44,6 +44,7 @@ def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()
         if "sources" not in node:
             issues.extend(_source_rules(node, path))
             issues.extend(_streaming_rules(node, path))
+            issues.extend(_group_rules(node, path))
             if "store" not in node and node.get("format") != "tokens" and path[-1] not in without_tokenizer:
                 texts.append(path)
     for path, node in _nodes(mix["sources"], (_MIX, "sources")):
@@ -129,3 +130,15 @@ def _streaming_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
             )
         elif node.get("shuffle") == "none":
             yield Issue((*path, "shuffle_window"), "it has no effect beside shuffle: none; keep one")
+
+
+def _group_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
+    by_groups = node.get("shuffle") == "row_groups"
+    if node.get("shuffle_groups") is not None and not by_groups:
+        yield Issue((*path, "shuffle_groups"), "it goes with shuffle: row_groups; else rows are shuffled, not groups")
+    if node.get("store") is None:
+        for key in ("tier", "io"):
+            if node.get(key) is not None:
+                yield Issue((*path, key), f"{key!r} is about row groups, so it goes with 'store', of Parquet files")
+        if by_groups:
+            yield Issue((*path, "shuffle"), "row_groups are those of a 'store' of Parquet files; else use rows or none")

@@ -18,6 +18,7 @@ __all__ = [
     "PathText",
     "Paths",
     "Positive",
+    "Size",
     "Stretch",
     "TextOrList",
     "TrainOn",
@@ -83,5 +84,29 @@ HoldOut = Annotated[
     Annotated[Fraction, Tag("<fraction>")] | Annotated[Positive, Tag("<rows>")],
     Discriminator(lambda value: "<fraction>" if isinstance(value, float) else "<rows>"),
 ]
+_SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
+_UNITS = {
+    "B": 1,
+    **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
+    **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
+}
+
+
+def _as_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no size; write bytes as 32GiB, 512MiB or a whole number")
+    return int(match.group(1)) * _UNITS[match.group(2)]
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(_as_bytes),
+    Field(ge=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{_SIZE.pattern}$"}]}),
+]
+"""Bytes: a whole number, or a text such as 32GiB."""
 Stretch = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 TrainOn = Literal["assistant", "last_assistant", "everything"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,28 @@ class ListSource:
 
     def origin(self, index: int) -> str:
         return f"{self.name}.list:{self.row_numbers[index]}"
+
+
+class GroupedList(ListSource):
+    """A `ListSource` whose rows are stored in groups; notes what it is told to expect and what is read.
+
+    Attributes:
+        expected: by reader, the first groups that it was last said to read.
+        reads: the groups of each read, in order.
+    """
+
+    def __init__(self, source: ListSource, bounds: Sequence[int]) -> None:
+        self.__dict__.update(source.__dict__)
+        self.group_bounds = np.array(bounds, np.int64)
+        self.expected: dict[int, list[tuple[int, int]]] = {}
+        self.reads: list[list[int]] = []
+
+    def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
+        self.expected[reader] = list(islice(groups, 200))
+
+    def read(self, index: Array) -> tuple[list[Array], list[Array]]:
+        self.reads.append(np.unique(np.searchsorted(self.group_bounds, index, "right") - 1).tolist())
+        return super().read(index)
 
 
 def source(name: str, lengths: Sequence[int], prompt: int = 1) -> ListSource:

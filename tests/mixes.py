@@ -14,7 +14,8 @@ from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.packer import Packer
 from streamsft.stream.packing import Overflow
-from tests.fakes import ListSource
+from streamsft.stream.sourcestream import SourceStream
+from tests.fakes import GroupedList, ListSource
 from tests.laws import Rows
 
 __all__ = ["Mix", "as_store", "mixes", "random_lengths", "random_rows"]
@@ -86,6 +87,22 @@ class Mix:
     def of_stores(self) -> Interleave:
         """The flat mix, of token stores that hold the same rows."""
         return Interleave([as_store(source) for source in self.sources()], self.weights, seed=self.seed, window=5)
+
+    def grouped(self) -> list[SourceStream]:
+        """The sources, stored in groups of some rows each, as streams that are shuffled by groups."""
+        streams = []
+        for number, source in enumerate(self.sources()):
+            cuts = hash64(derive_key(self.seed, source.name, "cuts"), np.arange(len(source) - 1)) % np.uint64(2)
+            bounds = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(source), *[len(source)] * (number % 2)]
+            streams.append(SourceStream(GroupedList(source, bounds), seed=self.seed, shuffle_groups=1 + number % 3))
+        return streams
+
+    def by_groups(self) -> Interleave:
+        """The flat mix, shuffled by row groups."""
+        return Interleave(self.grouped(), self.weights, seed=self.seed, window=5)
+
+    def packer_by_groups(self) -> Packer:
+        return Packer(self.by_groups(), self.sequence_length, lookahead=self.lookahead, overflow=self.overflow)
 
     def packer(self, *, nested: bool = False) -> Packer:
         mix = self.nested() if nested else self.flat()

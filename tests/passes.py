@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamsft.stream.faces import LaneDataset, SourceStream
+from streamsft.stream.faces import LaneDataset
 from streamsft.stream.feedstream import FeedStream
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.plan import Plan
+from streamsft.stream.sourcestream import SourceStream
 
 __all__ = ["lane_states", "passes_behind"]
 
@@ -36,6 +37,9 @@ def passes_behind(*stages: Any) -> dict[str, int]:
 
 
 def _passes(stage: Any) -> Sequence[tuple[str, int]]:
+    if isinstance(stage, SourceStream) and stage._order is not None:
+        shard = stage.shard
+        return [(stage.name, stage._order.pass_of(shard.index, shard.count, stage.state_dict()["position"]["drawn"]))]
     if isinstance(stage, SourceStream):
         position = stage.state_dict()["position"]["drawn"] * stage.shard.count + stage.shard.index
         return [(stage.name, position // stage._leaf.rows)]
@@ -47,6 +51,8 @@ def _passes(stage: Any) -> Sequence[tuple[str, int]]:
         for at, leaf in enumerate(plan.leaves):
             if leaf.streams:
                 found.append((leaf.name, state.feeds[at].pass_index))
+            elif at in plan.group_orders:
+                found.append((leaf.name, plan.group_orders[at].pass_of(lane, plan.lanes, state.drawn[at])))
             else:
                 found.append((leaf.name, (state.drawn[at] * plan.lanes + lane) // leaf.rows))
     return found

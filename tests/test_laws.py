@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import streamsft
-from streamsft.stream.faces import InfiniteDataset, SourceStream
+from streamsft.stream.faces import InfiniteDataset
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Shard
 from tests import laws
 from tests.mixes import Mix, mixes
@@ -37,7 +38,9 @@ def _loader(mix: Mix, **options: Any) -> Loader:
 TABLE: Mapping[str, Make] = {
     "source": lambda mix: SourceStream(mix.sources()[-1], seed=mix.seed),
     "source in order": lambda mix: SourceStream(mix.sources()[-1], seed=mix.seed, shuffle=False),
+    "source by row groups": lambda mix: mix.grouped()[-1],
     "flat mix": lambda mix: mix.flat(),
+    "mix by row groups": lambda mix: mix.by_groups(),
     "nested mix": lambda mix: mix.nested(),
     "mix of token stores": lambda mix: mix.of_stores(),
     "packer": lambda mix: mix.packer(),
@@ -47,6 +50,10 @@ TABLE: Mapping[str, Make] = {
         mix.sequence_length,
         lookahead=20,
         overflow=mix.overflow,
+    ),
+    "packer by row groups": lambda mix: mix.packer_by_groups(),
+    "loader by row groups": lambda mix: Loader(
+        mix.packer_by_groups(), global_batch_size=2, lanes_per_step=2, lane_groups=2, background=False, pad_id=7
     ),
     "loader": _loader,
     "loader with a thread": lambda mix: _loader(mix, background=True),

@@ -26,7 +26,7 @@ from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.skipping import advance
-from streamsft.stream.steps import Topology
+from streamsft.stream.topology import Topology
 from streamsft.training.audit import pack_digest
 from streamsft.types import Shard
 

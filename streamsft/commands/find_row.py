@@ -23,7 +23,7 @@ from streamsft.errors import ConfigError, DataError
 from streamsft.stream.appearances import Appearance, appearances
 from streamsft.stream.loader import Loader
 from streamsft.stream.skipping import stream_step
-from streamsft.stream.steps import checked_stretches
+from streamsft.stream.stretches import checked_stretches
 
 __all__ = ["find_row"]
 

@@ -13,6 +13,7 @@ from streamsft.comm import Comm, agreeing, patient
 from streamsft.config import Config
 from streamsft.encoders import Encoders
 from streamsft.sources.store import TokenStore
+from streamsft.sources.streaming import StreamingSource
 from streamsft.text.rejections import REJECTED_FILE
 from streamsft.text.summary import SourceSummary, summary_table
 
@@ -67,11 +68,12 @@ def _one_after_another(comm: Comm, first: bool, make: Callable[..., Sources]) ->
 def print_sources(console: Console, sources: Mapping[str, BuiltSource], *, places: bool = False) -> None:
     """Print rows, tokens, lengths and rejections of each store, and where rejected rows are listed; and which sources
     are streamed, of which nothing is known yet."""
-    stores = {name: source for name, source in sources.items() if isinstance(source, TokenStore)}
+    stores = {name: source for name, source in sources.items() if not isinstance(source, StreamingSource)}
     if stores:
         console.print(summary_table([SourceSummary.of(store) for store in stores.values()]))
-    _print_lines(console, (f"{name}: {store.path}" for name, store in stores.items() if places and store.path))
-    listed = {name: Path(store.path) / REJECTED_FILE for name, store in stores.items() if store.path}
+    paths = {name: store.path for name, store in stores.items() if isinstance(store, TokenStore) and store.path}
+    _print_lines(console, (f"{name}: {path}" for name, path in paths.items() if places))
+    listed = {name: Path(path) / REJECTED_FILE for name, path in paths.items()}
     _print_lines(console, (f"{name}: rejected rows are in {file}" for name, file in listed.items() if file.exists()))
     streamed = [name for name in sources if name not in stores]
     _print_lines(console, (f"{name}: streamed, tokenized as it is drawn" for name in streamed))

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from streamsft.build_sources import Transforms, all_sources, raw_source
-from streamsft.build_stores import holds_tokens, open_tokens
+from streamsft.build_stores import Tokens, holds_tokens, open_tokens
 from streamsft.commands.console import make_console
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.config import Config, ConfigLike, SourceConfig, load_config
@@ -22,7 +22,6 @@ from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.rawrows import BadRow, Row, RowReader, iterate_rows
 from streamsft.sources.shardrows import FILE_SHIFT
-from streamsft.sources.store import TokenStore
 from streamsft.text.conversation import REASONS, RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.jobs import decode_columns
@@ -146,7 +145,7 @@ def _show_transformed(console: Console, result: Mapping[str, Any] | None, encode
     _show_tokens(console, ids, mask, encoders)
 
 
-def _show_stored(console: Console, store: TokenStore, number: int, encoders: Encoders) -> None:
+def _show_stored(console: Console, store: Tokens, number: int, encoders: Encoders) -> None:
     at = int(np.searchsorted(store.row_numbers, number))
     if at == len(store) or store.row_numbers[at] != number:
         last = int(store.row_numbers[-1]) if len(store) else -1

@@ -145,7 +145,9 @@ class Aggregator:
             built_in.SHARES.update(*parts[3], source, stats.supervised / np.maximum(stats.tokens, 1))
             built_in.TURNS.update(*parts[4], source, stats.turns.astype(np.float64))
             for number, reason, count in stats.refused:
-                entry = self._schema.reasons.get(reason, self._schema.reasons[built_in.OTHER])
+                entry = self._schema.io.get(reason) or self._schema.reasons.get(
+                    reason, self._schema.reasons[built_in.OTHER]
+                )
                 parts[entry][0][self._rows[number], 0] += count
         for i, (metric, reducer) in enumerate(self._schema.user, self._schema.first_user):
             reducer.update(*parts[i], source, stats.values[metric.name])
@@ -189,6 +191,8 @@ class Aggregator:
         return (
             self._schema.constants(asked or {})
             | self._schema.rejections(self._totals, delta)
+            | self._schema.reading(self._totals, "")
+            | self._schema.reading(delta, INTERVAL)
             | self._schema.numbers(self._totals, "", TOTAL)
             | self._schema.numbers(delta, INTERVAL, "")
         )

@@ -16,6 +16,8 @@ share_samples         share of all samples so far, and share_tokens, of all toke
 share_asked           share that the weights ask for at the step, of samples or of tokens as the mix counts them
 rejected              rows of the input that could not be used, and rejected_<reason>; known from the start, but of
                       streaming sources counted in each pass as they are read, under ``other`` if not declared
+io_<count>            of a store that is read by row groups: what was read of it, see `streamsft.sources.grouprows`;
+                      io_read_amplification is fetched over served rows, io_seconds_waiting adds up over processes
 dropped               stored rows of which the overflow policy leaves nothing, and dropped_<reason> (fixed as well)
 ===================== ==============================================================================================
 
@@ -48,6 +50,7 @@ __all__ = [
     "Tallies",
     "constants",
     "passes",
+    "reading",
     "rejections",
 ]
 
@@ -196,6 +199,16 @@ def rejections(
     if seen or any(s.reasons for s in members):
         numbers[f"rejected{suffix}"] = sum(lately.values())
         numbers |= {f"rejected_{reason}{suffix}": lately[reason] for reason in sorted(seen)}
+    return numbers
+
+
+def reading(counts: Mapping[str, int]) -> dict[str, float]:
+    """What was read of a source, or of those of a mix node, from what they counted."""
+    numbers: dict[str, float] = {f"io_{name}": count for name, count in counts.items()}
+    if "io_microseconds_waiting" in numbers:
+        numbers["io_seconds_waiting"] = numbers.pop("io_microseconds_waiting") / 1e6
+    if counts.get("rows_served"):
+        numbers["io_read_amplification"] = counts.get("rows_fetched", 0) / counts["rows_served"]
     return numbers
 
 

@@ -60,6 +60,10 @@ class Schema:
         self.reasons = {reason: at for at, reason in enumerate([*reasons, built_in.OTHER], len(built))}
         """Which entry counts the rows of streaming sources that were refused for a reason."""
         built += [Entry(f"refused {reason}", built_in.Refusals(), names) for reason in self.reasons]
+        names_of_io = sorted({check_name(name, "count") for s in sources for name in s.io})
+        self.io = {name: at for at, name in enumerate(names_of_io, len(built))}
+        """Which entry counts what is read of sources that count it."""
+        built += [Entry(f"io {name}", built_in.Refusals(), names) for name in self.io]
         self.entries = built if self.builtin else []
         self.first_user = len(self.entries)
         self.entries += [Entry(f"sample {metric.name}", reducer, names) for metric, reducer in self.user]
@@ -125,6 +129,16 @@ class Schema:
             record |= {f"{self.prefix}{node}/{name}": value for name, value in numbers.items()}
         return record
 
+    def reading(self, ledger: Ledger, suffix: str) -> dict[str, float]:
+        """What was read of the sources that count it."""
+        record: dict[str, float] = {}
+        for node, members in self.nodes.items() if self.builtin and self.io else ():
+            if any(self.sources[member].io for member in members):
+                counts = {name: int(ledger.parts[at][0][members, 0].sum()) for name, at in self.io.items()}
+                numbers = built_in.reading(counts)
+                record |= {f"{self.prefix}{node}/{name}{suffix}": value for name, value in numbers.items()}
+        return record
+
     def _built_in(self, record: dict[str, float], ledger: Ledger, suffix: str) -> None:
         tallies, slots = self.entries[0].reducer, self.entries[2].reducer
         spreads = {"length": 1, "share_supervised": 3, "supervised_turns": 4}
@@ -159,6 +173,7 @@ class Schema:
             per_node += {f"rejected_{reason}" for s in self.sources for reason in s.rejected} | {
                 f"rejected_{reason}" for reason in self.reasons
             }
+            per_node += built_in.reading(dict.fromkeys(self.io, 1))
             per_node += {f"dropped_{reason}" for s in self.sources for reason in s.dropped}
         per_node += [key for metric in metrics for key in metric.keys.values()]
         keys = [f"{self.prefix}{node}/{key}" for node in self.nodes for key in per_node]

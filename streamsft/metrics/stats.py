@@ -32,7 +32,8 @@ class SampleStats:
         packs: packs in the batch.
         slots: token slots in the batch, padding included.
         values: per user metric what its value function gave, float64[n] each.
-        refused: rows of streaming sources that gave no document, (source, reason, count) each.
+        refused: rows of streaming sources that gave no document, (source, reason, count) each; also what was read of
+            the sources that count it (`SourceInfo.io`), in the same form.
     """
 
     source: Int32s
@@ -87,6 +88,7 @@ class SourceInfo:
         rejected: rows of the input that could not be used, counted by reason; nothing for a streaming source.
         dropped: stored rows that are never drawn, since the overflow policy leaves nothing of them, counted by reason.
         reasons: for which reasons rows of a streaming source may be refused as they are read; empty for others.
+        io: names of what is counted as the source is read; empty for most.
     """
 
     name: str
@@ -96,6 +98,7 @@ class SourceInfo:
     rejected: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    io: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What stays true of the source when it is drawn no more, as JSON: all but its name and weight."""
@@ -105,6 +108,7 @@ class SourceInfo:
             "rejected": dict(self.rejected),
             "dropped": dict(self.dropped),
             "reasons": list(self.reasons),
+            **({"io": list(self.io)} if self.io else {}),
         }
 
     @staticmethod
@@ -122,6 +126,7 @@ class SourceInfo:
                 rejected=dict(saved["rejected"]),
                 dropped=dict(saved["dropped"]),
                 reasons=tuple(saved["reasons"]),
+                io=tuple(saved.get("io", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"what the metrics state says of source {name!r} is damaged: {error!r}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from streamsft.types import Bools, Int32s, Ints, lacking
 
-__all__ = ["IdsSource", "Source", "is_source", "missing_members"]
+__all__ = ["GroupedSource", "IdsSource", "Source", "is_grouped", "is_source", "missing_members"]
 
 
 class Source(Protocol):
@@ -63,6 +63,23 @@ class IdsSource(Source, Protocol):
         """Token ids of the stored rows `index` (int64[k]), as `read` gives them."""
 
 
+class GroupedSource(Source, Protocol):
+    """A `Source` whose rows are stored in groups that are read whole, such as the row groups of Parquet files."""
+
+    @property
+    def group_bounds(self) -> Ints:
+        """Stored rows before each group, int64[groups + 1]: from 0 to the number of rows, not decreasing."""
+
+    def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
+        """Be told what will be read next, so that it can be fetched ahead.
+
+        Args:
+            reader: who will read; what it said before no longer holds.
+            groups: numbers of the groups in the order that it needs them, each with the rows that it reads before.
+                May be endless: no more is taken of it than is fetched ahead.
+        """
+
+
 _MEMBERS = (
     "name",
     "fingerprint",
@@ -84,3 +101,8 @@ def is_source(value: Any) -> TypeGuard[Source]:
 def missing_members(value: Any) -> list[str]:
     """The members of a `Source` that `value` lacks. None of them is evaluated, so nothing is opened."""
     return lacking(value, _MEMBERS)
+
+
+def is_grouped(value: Any) -> TypeGuard[GroupedSource]:
+    """Whether `value` has the members of a `GroupedSource`."""
+    return is_source(value) and not lacking(value, ("group_bounds", "expect"))

@@ -139,7 +139,8 @@ def remove(place: Path) -> None:
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
     else:
-        place.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):  # nor can there be anything below a file
+            place.unlink(missing_ok=True)
 
 
 def fsync_directory(path: Path) -> None:

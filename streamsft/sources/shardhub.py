@@ -162,7 +162,7 @@ class ShardDataset:
     def _unlock(self) -> None:
         """Let remote files be read in a process that was forked off: the locks of `fsspec` are not valid there."""
         if self._process != os.getpid():
-            import fsspec  # type: ignore[import-untyped]
+            import fsspec
 
             fsspec.asyn.reset_lock()
             self._process = os.getpid()

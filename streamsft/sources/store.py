@@ -243,8 +243,8 @@ class TokenStore:
         return [replace(sample, extras=values) for sample, values in zip(samples, extras, strict=True)]
 
     def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
-        """The endless, shuffled iterable over this store; see `streamsft.stream.faces.SourceStream`."""
-        from streamsft.stream.faces import SourceStream
+        """The endless, shuffled iterable over this store; see `streamsft.stream.sourcestream.SourceStream`."""
+        from streamsft.stream.sourcestream import SourceStream
 
         return SourceStream(self, seed=seed, shard=shard or Shard(), shuffle=shuffle)
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from streamsft.stream.documents import Documents
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.measures import Measures
 from streamsft.stream.plan import Plan
 from streamsft.stream.skipping import Told, pattern_of
-from streamsft.stream.steps import Topology
+from streamsft.stream.topology import Topology
 from streamsft.stream.walk import LaneWalk, Passed
 
 __all__ = ["Appearance", "appearances"]

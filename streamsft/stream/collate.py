@@ -16,7 +16,7 @@ from streamsft.metrics.stats import SampleStats
 from streamsft.stream.attention import block_causal_mask
 from streamsft.stream.carrying import Carried, images_of
 from streamsft.stream.labelling import IGNORE_INDEX, labels_of
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.records import BatchDocuments
 from streamsft.types import Ints

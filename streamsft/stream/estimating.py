@@ -8,7 +8,8 @@ import numpy as np
 
 from streamsft.stream.measures import Measures
 from streamsft.stream.plan import Plan
-from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlanner
+from streamsft.stream.topology import Topology
 from streamsft.types import Floats, Ints
 
 __all__ = ["estimated"]

@@ -4,54 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 from torch.utils.data import IterableDataset
 
 from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, StateError
-from streamsft.order.keys import derive_key, hash64
-from streamsft.order.permutation import permute
-from streamsft.sources.base import Source
-from streamsft.stream.carrying import carried_by, extras_of
 from streamsft.stream.documents import Documents
-from streamsft.stream.lane import Lane, LaneState
-from streamsft.stream.mixture import Leaf, usable_rows
+from streamsft.stream.info import Info
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import STATE_VERSION, check_state, describe_plan
-from streamsft.types import Sample, Shard
+from streamsft.types import Shard
 
-__all__ = ["InfiniteDataset", "Info", "LaneDataset", "SourceStream", "whole"]
+__all__ = ["InfiniteDataset", "Info", "LaneDataset", "whole"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _READ_AHEAD = 64  # documents that a face reads at a time
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Info:
-    """One node of a pipeline; printed, the tree below it."""
-
-    name: str
-    detail: str = ""
-    weight: float | None = None
-    children: tuple[Info, ...] = field(default=())
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        share = "" if self.weight is None else f"{self.weight:7.2%}"
-        yield "  ".join(part for part in (self.name, share, self.detail) if part)
-        for child in self.children:
-            last = child is self.children[-1]
-            head, rest = ("└── ", "    ") if last else ("├── ", "│   ")
-            for number, line in enumerate(child._lines()):
-                yield (rest if number else head) + line
 
 
 class InfiniteDataset(IterableDataset[T_co], ABC, Generic[T_co]):
@@ -206,6 +178,7 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
         assert lane is not None
         while True:
             documents, packs = lane.rest()
+            lane.announce()
             for first in range(0, packs, _READ_AHEAD):
                 last = min(first + _READ_AHEAD, packs)
                 for item in self._made(lane, documents.packs(first, last), last - first):
@@ -215,76 +188,3 @@ class LaneDataset(InfiniteDataset[T], Generic[T]):
     @abstractmethod
     def _made(self, lane: Lane, documents: Documents, packs: int) -> list[T]:
         """The items of `packs` packs."""
-
-
-@final
-class SourceStream(InfiniteDataset[Sample]):
-    """One source, endlessly, each pass in an order of its own: what ``TokenStore.stream()`` gives.
-
-    Args:
-        source: the source.
-        seed: seed of the order.
-        shard: which part of the stream; the parts of one pass are disjoint and complete.
-        shuffle: whether passes are shuffled; if not, rows come in the order of the input.
-
-    Raises:
-        EmptySourceError: the source has no row with a supervised token.
-    """
-
-    def __init__(self, source: Source, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> None:
-        super().__init__(shard or Shard())
-        self.source = source
-        self.seed = seed
-        self.shuffle = shuffle
-        usable, dropped = usable_rows(source, None)
-        self._leaf = Leaf(source=source, share=1.0, shuffle=shuffle, usable=usable, dropped=dropped)
-        self._drawn = 0
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def info(self) -> Info:
-        order = "a new order each pass" if self.shuffle else "in the order of the input"
-        return Info(self.name, f"{self._leaf.rows:,} rows, {order}")
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "sources": {self.name: [self.source.fingerprint, 1.0]},
-        }
-
-    def _begin(self, shard: Shard, position: Mapping[str, Any] | None) -> None:
-        drawn = 0 if position is None else position.get("drawn")
-        if not isinstance(drawn, int) or isinstance(drawn, bool) or drawn < 0:
-            raise StateError(f"{self.name}: the state's draws are {drawn!r}, not a number >= 0")
-        self._drawn = drawn
-
-    def _position(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def _items(self) -> Iterator[Sample]:
-        shard = self._begun
-        assert shard is not None
-        key = derive_key(self.seed, self.name, "rows")
-        while True:
-            number = np.arange(self._drawn, self._drawn + _READ_AHEAD)
-            pass_index, position = np.divmod(number * shard.count + shard.index, self._leaf.rows)
-            index = position
-            if self.shuffle:
-                keys = hash64(key, pass_index.astype(np.uint64))
-                index = permute(position, np.full(len(position), self._leaf.rows), keys)
-            stored = index if self._leaf.usable is None else self._leaf.usable[index]
-            ids, masks = self.source.read(stored)
-            rows = self.source.row_numbers[stored].tolist()
-            carried = self.source.read_carried(stored) if carried_by(self._leaf) else {}  # type: ignore[attr-defined]
-            for at, passed in enumerate(pass_index.tolist()):
-                self._drawn += 1
-                extras = extras_of(carried, at)
-                yield Sample(
-                    input_ids=ids[at], loss_mask=masks[at], source=self.name, row=rows[at], pass_index=passed,
-                    extras=extras,
-                )  # fmt: skip

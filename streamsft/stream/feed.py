@@ -16,7 +16,7 @@ from streamsft.stream.blocks import Block, Blocks, FeedState
 from streamsft.stream.packing import Packing
 from streamsft.types import Bools, Int32s
 
-__all__ = ["FedRow", "Feed"]
+__all__ = ["FedRow", "Feed", "Feeds"]
 
 _TOGETHER = 16  # rows that are encoded in one call where only the next one is asked for
 _SEARCHED = 512  # rows that are encoded in one call in search of one that can be drawn
@@ -220,3 +220,7 @@ class Feed:
                     return None
                 refused[reason] += 1
         return refused
+
+
+Feeds = Mapping[int, Feed]
+"""Cursors over the streaming sources of one lane, by leaf number."""

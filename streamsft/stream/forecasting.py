@@ -9,13 +9,14 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.stream.estimating import estimated
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.measures import Measures
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.plan import Plan
 from streamsft.stream.skipping import Told, pattern_of, planner_behind, stream_step
-from streamsft.stream.steps import Mixes, checked_stretches
+from streamsft.stream.steps import Mixes
+from streamsft.stream.stretches import checked_stretches
 from streamsft.stream.totals import Curve, Totals
 from streamsft.stream.walk import LaneWalk, Passed
 from streamsft.types import Ints

@@ -12,12 +12,13 @@ from streamsft.sources.base import Source, is_source, missing_members
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Unit
-from streamsft.stream.faces import InfiniteDataset, Info, LaneDataset, SourceStream, whole
+from streamsft.stream.faces import InfiniteDataset, Info, LaneDataset, whole
 from streamsft.stream.lane import Lane
 from streamsft.stream.mixture import Leaf, Mixture, usable_rows
 from streamsft.stream.packing import Packing
 from streamsft.stream.plan import Plan
 from streamsft.stream.reading import samples
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, ever_drawn
 from streamsft.types import Ints, Sample, Shard, check_name
 
@@ -173,8 +174,15 @@ class Interleave(LaneDataset[Sample]):
             return Leaf(source=child, groups=groups, shuffle=child.shuffle)
         self._row_count(child, packing, rows)
         found = rows[child.name]
-        shuffle = child.shuffle if isinstance(child, SourceStream) else True
-        return Leaf(source=_source(child), groups=groups, shuffle=shuffle, usable=found.usable, dropped=found.dropped)
+        stream = child if isinstance(child, SourceStream) else None
+        return Leaf(
+            source=_source(child),
+            groups=groups,
+            shuffle=stream.shuffle if stream else True,
+            shuffle_groups=stream.shuffle_groups if stream else None,
+            usable=found.usable,
+            dropped=found.dropped,
+        )
 
     def _row_count(self, child: Child, packing: Packing | None, rows: dict[str, _Rows]) -> int:
         """Rows of a child that can be drawn."""

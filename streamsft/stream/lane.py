@@ -2,137 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import final
 
 import numpy as np
 
 from streamsft.errors import StateError
-from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.feed import Feed
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Lane", "LaneState"]
+__all__ = ["Lane"]
 
 _PLANNED = 4096  # draws of all lanes that are planned together: enough to vectorise, and half a megabyte
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneState:
-    """Where a lane stands: the start of its open window, and the packs given out since.
-
-    Attributes:
-        window: number of the open window, from 0.
-        due: due time of each source at its start.
-        drawn: draws of each source before it.
-        emitted: packs of the open window that were given out; less than the window holds.
-        feeds: where each streaming source stands at the window's start, by its number in the mix.
-        basis: step whose weights `due` is measured by, if weights change with the step.
-        opened: step that the open window's first pack was given to, whose weights it was drawn by; 0 before that.
-        before_edit: whether the open window was begun under the mix that the last edit replaced.
-    """
-
-    window: int
-    due: tuple[int, ...]
-    drawn: tuple[int, ...]
-    emitted: int
-    feeds: Mapping[int, FeedState] = field(default_factory=dict)
-    basis: int = 0
-    opened: int = 0
-    before_edit: bool = False
-
-    def to_json(self) -> list[Any]:
-        """The state as plain JSON values, short because there may be hundreds of lanes and sources.
-
-        ``[window, emitted, source, …]``, a source as ``[due, drawn]``, and if it streams with its `FeedState` behind
-        that; then, if there is more to say, ``{"steps": [basis, opened], "before_edit": true}``.
-        """
-        sources: list[list[Any]] = [[due, drawn] for due, drawn in zip(self.due, self.drawn, strict=True)]
-        for at, feed in self.feeds.items():
-            sources[at] += feed.to_json()
-        more: dict[str, Any] = {"steps": [self.basis, self.opened]} if self.basis or self.opened else {}
-        if self.before_edit:
-            more["before_edit"] = True
-        return [self.window, self.emitted, *sources, *([more] if more else [])]
-
-    @classmethod
-    def from_json(cls, value: Any, plan: Plan, where: str) -> LaneState:
-        """Read what `to_json` wrote for a lane of `plan`.
-
-        Raises:
-            StateError: a part is missing or one too many, or no number >= 0.
-        """
-        try:
-            window, emitted, *sources = value
-            more = sources.pop() if sources and isinstance(sources[-1], dict) else None
-            due, drawn = tuple(source[0] for source in sources), tuple(source[1] for source in sources)
-            feeds = {at: FeedState.from_json(source[2:]) for at, source in enumerate(sources) if len(source) > 2}
-            basis, opened = (more or {}).get("steps", (0, 0))
-        except (LookupError, TypeError, ValueError) as error:
-            raise StateError(f"{where}: not the state of a lane ({error!r})") from error
-        before_edit = more is not None and more.get("before_edit", False)
-        if more is not None and (not more or more.keys() - {"steps", "before_edit"} or type(before_edit) is not bool):
-            raise StateError(f"{where}: holds {more!r}, which is unknown here")
-        if len(due) != len(plan.leaves) or list(feeds) != plan.streaming:
-            raise StateError(
-                f"{where}: holds {len(due)} sources, {len(feeds)} of them streaming; here there are "
-                f"{len(plan.leaves)} and {len(plan.streaming)}"
-            )
-        numbers = [window, emitted, basis, opened, *due, *drawn]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise StateError(f"{where}: holds something that is no integer >= 0")
-        return cls(
-            window=window,
-            due=due,
-            drawn=drawn,
-            emitted=emitted,
-            feeds=feeds,
-            basis=basis,
-            opened=opened,
-            before_edit=before_edit,
-        )
-
-    @classmethod
-    def start(cls, plan: Plan, lane: int) -> LaneState:
-        """Where `lane` of `plan` begins."""
-        sources = len(plan.leaves)
-        return cls(
-            window=0,
-            due=tuple(plan.first_due(lane, 0).tolist()),
-            drawn=(0,) * sources,
-            emitted=0,
-            feeds={at: FeedState() for at in plan.streaming},
-        )
-
-    def moved(self, before: Plan, after: Plan, lane: int) -> LaneState:
-        """The state at a window's border under another mix of the same seed, packing and lanes.
-
-        Sources that both have go on where they stand, their waits measured by the new weights. Others start.
-        """
-        due, drawn = after.first_due(lane, self.basis).tolist(), [0] * len(after.leaves)
-        feeds = {at: FeedState() for at in after.streaming}
-        old, new = before.schedule(self.basis).stride.tolist(), after.schedule(self.basis).stride.tolist()
-        for at, leaf in enumerate(after.leaves):
-            known = before.same(leaf)
-            if known is None:
-                continue
-            drawn[at] = self.drawn[known]
-            if old[known] and new[at]:
-                due[at] = self.due[known] * new[at] // old[known]
-            if leaf.streams:
-                feeds[at] = self.feeds[known]
-        return LaneState(
-            window=self.window,
-            due=tuple(due),
-            drawn=tuple(drawn),
-            emitted=0,
-            feeds=feeds,
-            basis=self.basis if after.scheduled else 0,
-        )
 
 
 @final
@@ -159,6 +44,7 @@ class Lane:
         self._open: Window | None = None
         self._planned: list[Window] = []  # those behind the open one
         self._ahead = 1
+        self.announced: Window | None = None  # the last one that sources were told of
         self._opened = self._state.opened
         self._resumed = 0  # packs of the open window that were given out before it was opened here
         self._change_mix()
@@ -196,6 +82,16 @@ class Lane:
         window = self._window()
         start = self._state.emitted
         return window.documents.packs(start, window.packs), window.packs - start
+
+    def announce(self) -> None:
+        """Tell sources that are read by groups what is left of the open window, and what comes behind it.
+
+        Said once per window; after the first, when all that was taken has been read.
+        """
+        window = self._open
+        if window is not None and window is not self.announced:
+            self.announced = window
+            self.plan.announce(self.number, window.documents.packs(self._state.emitted, window.packs), window.drawn)
 
     def advance(self, count: int) -> None:
         """Count the next `count` packs of the open window as taken."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
-from streamsft.errors import ConfigError, StateError, StreamsftError
+from streamsft.errors import StateError, StreamsftError
 from streamsft.metrics.metric import checked_metrics
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.packer import Packer, check_packer
 from streamsft.stream.plan import Plan
@@ -30,7 +30,9 @@ from streamsft.stream.state import (
     describe_plan,
     merged,
 )
-from streamsft.stream.steps import Mixes, Topology, checked_stretches
+from streamsft.stream.steps import Mixes
+from streamsft.stream.stretches import checked_stretches
+from streamsft.stream.topology import Topology
 from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
@@ -55,11 +57,10 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready; with workers portions of up to four batches, per worker.
-        lanes_per_step: independent streams (lanes) that a step draws from; a resumed run must keep it. A streaming
-            source is read by one process per lane, so `dp.count` must divide it then. By default 1, and with a
-            streaming source the greatest common divisor of `global_batch_size` and 8.
-        lane_groups: groups of so many lanes that take turns, a step each; with a streaming source `workers` must
-            divide it. By default 1, and 4 with a streaming source.
+        lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. With a source
+            that streams or is read by row groups one process reads each, so `dp.count` must divide it. By default 1,
+            and with such a source the greatest common divisor of `global_batch_size` and 8.
+        lane_groups: groups of so many lanes that take turns; by default 1, with such a source 4: `workers` divides it.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.
         skip_steps: stretches of steps of the stream, first and last each, that are left out: training goes on with
@@ -87,14 +88,12 @@ class Loader:
         tokenizer: str = "",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
-        check_workers(workers, start_method)
-        if not isinstance(prefetch, int) or prefetch < 1:
-            raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
+        check_workers(workers, start_method, prefetch)
         check_packer(packer)
-        streams = any(leaf.streams for leaf in packer.mixture.leaves)
+        owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
-        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, streams=streams)
-        if streams:
+        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, owned=owned)
+        if owned:
             self.topology.check_owners(workers)
         self.workers = workers
         self.start_method = start_method
@@ -150,6 +149,7 @@ class Loader:
                 rejected=getattr(leaf.source, "rejected", {}),
                 dropped=leaf.dropped,
                 reasons=getattr(leaf.source, "reasons", ()),
+                io=tuple(getattr(leaf.source, "io", ())),
             )
             for number, leaf in enumerate(self._mixes.leaves)
         ]

@@ -16,7 +16,7 @@ from streamsft.errors import StreamsftError
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents, gathered
 from streamsft.stream.labelling import Labelled, label_stretches
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
 from streamsft.stream.records import BatchDocuments, DocumentTable, Places, StepEnd

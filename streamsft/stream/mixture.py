@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from itertools import chain
 from typing import final
 
 import numpy as np
 
-from streamsft.errors import DataError, EmptySourceError
-from streamsft.sources.base import Source
+from streamsft.errors import ConfigError, DataError, EmptySourceError
+from streamsft.order.groups import GroupOrder
+from streamsft.sources.base import GroupedSource, Source, is_grouped
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import Unit
 from streamsft.stream.packing import Packing
 from streamsft.stream.weights import WeightTree
 from streamsft.types import Ints
 
-__all__ = ["Leaf", "Mixture", "usable_rows"]
+__all__ = ["Leaf", "Mixture", "checked_groups", "usable_rows"]
 
 
 @final
@@ -30,7 +34,7 @@ class Mixture:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Leaf:
     """A source as a mix draws from it.
 
@@ -39,6 +43,8 @@ class Leaf:
         share: its part of the draws of the whole mix, in [0, 1]; with weights by step, that at the start.
         groups: names of the mixes it is in, outermost first.
         shuffle: whether each pass has an order of its own, or the order of the input.
+        shuffle_groups: row groups whose rows are mixed, if each pass goes through the groups one after the other;
+            None where the rows of a whole pass are.
         usable: stored rows that can be drawn, ascending, int64[m]; None where all can.
         dropped: rows that cannot be drawn under this packing, by reason.
     """
@@ -47,6 +53,7 @@ class Leaf:
     share: float = 0.0
     groups: tuple[str, ...] = ()
     shuffle: bool = True
+    shuffle_groups: int | None = None
     usable: Ints | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
 
@@ -61,7 +68,14 @@ class Leaf:
             source = self.source
             blocks = f"blocks of {source.shuffle_window} rows, {source.block_bytes} bytes"
             return blocks if source.shuffle else f"none, {blocks}"
-        return "" if self.shuffle else "none"
+        if not self.shuffle:
+            return "none"
+        return "" if self.shuffle_groups is None else f"blocks of {self.shuffle_groups} row groups, {self._layout}"
+
+    @property
+    def _layout(self) -> str:
+        """A digest of where groups begin, which contents do not say."""
+        return blake2b(self.grouped.group_bounds.astype("<i8").tobytes(), digest_size=4).hexdigest()
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -84,6 +98,51 @@ class Leaf:
         """The source as one that is read by index."""
         assert not isinstance(self.source, StreamingSource)
         return self.source
+
+    @property
+    def grouped(self) -> GroupedSource:
+        """The source as one whose rows are stored in groups."""
+        assert is_grouped(self.source)
+        return self.source
+
+    @property
+    def owned(self) -> bool:
+        """Whether one process alone may read each lane's part of it."""
+        return self.streams or self.shuffle_groups is not None
+
+    @cached_property
+    def filled(self) -> Ints:
+        """Numbers of the groups that have a row which can be drawn, ascending, int64[groups]."""
+        return np.flatnonzero(np.diff(self._drawable))
+
+    @cached_property
+    def _drawable(self) -> Ints:
+        """Rows that can be drawn before each group, int64[groups + 1]."""
+        bounds = self.grouped.group_bounds
+        return bounds if self.usable is None else np.searchsorted(self.usable, bounds)
+
+    def group_order(self, seed: int) -> GroupOrder | None:
+        """The order by groups; None where rows are shuffled over a whole pass, or not at all."""
+        if self.shuffle_groups is None:
+            return None
+        bounds = np.append(self._drawable[self.filled], self._drawable[-1])
+        return GroupOrder(seed=seed, name=self.name, bounds=bounds, block=self.shuffle_groups)
+
+    def announce(self, order: GroupOrder, lane: int, lanes: int, stored: Ints, code: int) -> None:
+        """Tell the source what a lane reads next.
+
+        Args:
+            order: the order by groups.
+            lane: which lane.
+            lanes: of how many.
+            stored: rows that it reads now, int64[k].
+            code: where it stands in the order behind them.
+        """
+        source = self.grouped
+        now = np.unique(np.searchsorted(source.group_bounds, stored, "right") - 1).tolist()
+        later = order.upcoming(lane, lanes, code)
+        following = ((int(self.filled[group]), len(stored) + before) for group, before in later)
+        source.expect(lane, chain(((group, 0) for group in now), following))
 
     @property
     def rows(self) -> int:
@@ -130,3 +189,26 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
         limit = "" if packing is None else f" at sequence_length {packing.sequence_length}"
         raise EmptySourceError(f"source {source.name!r} has no row that could be drawn{limit}: {why}")
     return usable, dropped
+
+
+def checked_groups(source: Source, shuffle: bool, shuffle_groups: int | None) -> int | None:
+    """`shuffle_groups` of a stream over `source`, if it can be shuffled that way.
+
+    Raises:
+        ConfigError: it is no number >= 1, there is nothing to shuffle, or the source has no row groups.
+    """
+    if shuffle_groups is None:
+        return None
+    if not isinstance(shuffle_groups, int) or isinstance(shuffle_groups, bool) or shuffle_groups < 1:
+        raise ConfigError(
+            f"source {source.name!r}: shuffle_groups {shuffle_groups!r} is not a number of row groups >= 1"
+        )
+    if not shuffle:
+        raise ConfigError(
+            f"source {source.name!r}: shuffle_groups has no effect without shuffle; leave one of them out"
+        )
+    if not is_grouped(source):
+        raise ConfigError(
+            f"source {source.name!r}: has no row groups to shuffle by; open a store of Parquet files as a RowGroupStore"
+        )
+    return shuffle_groups

@@ -11,12 +11,13 @@ from streamsft.errors import ConfigError
 from streamsft.sources.base import Source
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.documents import Documents
-from streamsft.stream.faces import Info, LaneDataset, SourceStream, whole
+from streamsft.stream.faces import Info, LaneDataset, whole
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
 from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.plan import Plan
 from streamsft.stream.reading import samples
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Pack, Sample, Shard
 
 __all__ = ["Packer", "check_packer"]

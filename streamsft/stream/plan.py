@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,15 +10,16 @@ import numpy as np
 
 from streamsft.order.keys import derive_key, shuffled
 from streamsft.stream.blocks import FeedState
+from streamsft.stream.costs import DrawCosts
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
-from streamsft.stream.feed import Feed
+from streamsft.stream.feed import Feed, Feeds
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.stream.rows import DrawnRows, Rows
 from streamsft.types import Bools, Ints
 
-__all__ = ["Feeds", "Plan", "Window"]
+__all__ = ["Plan", "Window"]
 
 
 @final
@@ -44,9 +45,6 @@ class Window:
 
 
 _USUAL, _LONGEST = 1024, np.iinfo(np.int32).max
-
-Feeds = Mapping[int, Feed]
-"""Cursors over the streaming sources of one lane, by leaf number."""
 
 
 @final
@@ -78,7 +76,10 @@ class Plan:
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
         self._streams = np.array([leaf.streams for leaf in self.leaves])
-        self._rows = Rows(self.leaves, seed, lanes)
+        self.group_orders = {
+            at: order for at, leaf in enumerate(self.leaves) if (order := leaf.group_order(seed)) is not None
+        }
+        self._rows = Rows(self.leaves, seed, lanes, self.group_orders)
         self._schedules: dict[int, Schedule] = {}
         for at in self.streaming:  # once, before a worker process would do it again
             self.leaves[at].streamed.reader.units(lanes)
@@ -131,21 +132,21 @@ class Plan:
         Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
         """
         feeds = feeds or {}
-        draws = self.schedule(step).draw(due, drawn, self.draws, _Costs(self, lane, feeds).of)
+        costs = DrawCosts(lambda source, number: self._drawn(lane, source, number, feeds), feeds, self.packing)
+        draws = self.schedule(step).draw(due, drawn, self.draws, costs.of)
         key = derive_key(self.seed, "window", lane, number)
         order = mixed([key], len(draws.source))[0]
-        found = self._located(lane, draws.source[order], draws.number[order], feeds)
-        documents = self._named(self._cut(found, feeds))
-        return self._packed(documents, [key], draws.due[None], draws.drawn[None])[0]
+        documents = self._named(self._drawn(lane, draws.source[order], draws.number[order], feeds))
+        return self._packed(documents, [key], draws.due[None], self.settled(lane, draws.drawn)[None])[0]
 
     @property
     def alike(self) -> bool:
-        """Whether `windows` can plan: what is drawn depends on nothing but counts, and each draw is one document."""
+        """Whether `windows` can plan: draws and states are told by counts alone, and each draw is one document."""
         return (
             self.mixture.unit == "samples"
             and self.packing is not None
             and self.packing.overflow != "split"
-            and not (self.scheduled or self.streaming)
+            and not (self.scheduled or self.streaming or self.group_orders)
         )
 
     def windows(self, lane: int, number: int, due: Ints, drawn: Ints, count: int) -> list[Window]:
@@ -154,12 +155,29 @@ class Plan:
         draws = schedule.draw(due, drawn, count * self.draws)
         keys = [derive_key(self.seed, "window", lane, number + at) for at in range(count)]
         order = (mixed(keys, self.draws) + np.arange(0, len(draws.source), self.draws)[:, None]).reshape(-1)
-        found = self._located(lane, draws.source[order], draws.number[order], {})
-        return self._packed(self._named(self._cut(found, {})), keys, *schedule.states(due, drawn, draws, count))
+        documents = self._named(self._drawn(lane, draws.source[order], draws.number[order], {}))
+        return self._packed(documents, keys, *schedule.states(due, drawn, draws, count))
 
     def _named(self, documents: Documents) -> Documents:
         """The documents with their sources by the numbers that the whole mix, with the one before an edit, gives."""
         return documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
+
+    def settled(self, lane: int, drawn: Ints) -> Ints:
+        """Draw counts behind a window; of a source that is read by groups, where the lane stands in its order."""
+        settled = drawn.copy()
+        for at, order in self.group_orders.items():
+            settled[at] = order.settled(lane, self.lanes, int(drawn[at]))
+        return settled
+
+    def announce(self, lane: int, documents: Documents, drawn: Ints) -> None:
+        """Tell sources that are read by groups that `lane` reads `documents` of them, then what lies behind `drawn`."""
+        for at, order in self.group_orders.items():
+            stored = documents.stored[documents.source == self.numbers[at]]
+            self.leaves[at].announce(order, lane, self.lanes, stored, int(drawn[at]))
+
+    def _drawn(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
+        """The documents that draws are (int64[draws] each), after the overflow policy, each in pack 0."""
+        return self._cut(self._located(lane, source, number, feeds), feeds)
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
@@ -253,43 +271,3 @@ class Plan:
         if packing.best_fit:
             pack = shuffled(derive_key(key, "packs"), int(pack.max()) + 1)[pack]
         return pack
-
-
-@final
-class _Costs:
-    """Tokens that each draw of a lane takes in its packs, looked up for some draws of a source at a time."""
-
-    def __init__(self, plan: Plan, lane: int, feeds: Feeds) -> None:
-        self._plan = plan
-        self._lane = lane
-        self._feeds = feeds
-        self._known: dict[int, tuple[int, list[int]]] = {}
-
-    def of(self, leaf: int, number: int) -> int:
-        """Tokens of draw `number` of a leaf."""
-        first, costs = self._known.get(leaf, (0, []))
-        if not first <= number < first + len(costs):
-            if leaf in self._feeds and (whole := self._uncut(leaf, number)):
-                return whole
-            first, costs = number, self._look_up(leaf, number)
-            self._known[leaf] = first, costs
-        return costs[number - first]
-
-    def _uncut(self, leaf: int, number: int) -> int:
-        """Tokens of a streamed row; 0 if it must be cut up to tell."""
-        length, packing = len(self._feeds[leaf].one(number).input_ids), self._plan.packing
-        if packing is None or length <= packing.sequence_length:
-            return length
-        return 0 if packing.overflow == "split" else packing.sequence_length
-
-    def _look_up(self, leaf: int, first: int) -> list[int]:
-        count = 1 if leaf in self._feeds else _COSTS_AHEAD  # a streaming source is not read ahead
-        numbers = np.arange(first, first + count)
-        found = self._plan._located(self._lane, np.full(count, leaf), numbers, self._feeds)
-        cut = self._plan._cut(found, self._feeds)
-        costs = np.zeros(count, np.int64)
-        np.add.at(costs, np.cumsum(cut.first) - 1, cut.length)
-        return costs.tolist()
-
-
-_COSTS_AHEAD = 64

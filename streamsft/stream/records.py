@@ -11,7 +11,7 @@ import numpy as np
 
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.carrying import Carried, part_of
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.types import Floats, Ints
 
 __all__ = ["BatchDocuments", "DocumentTable", "Places", "StepEnd"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
 
+from streamsft.order.groups import GroupOrder
 from streamsft.order.keys import derive_key, hash64
 from streamsft.order.permutation import permute
 from streamsft.sources.base import IdsSource
@@ -51,10 +52,12 @@ class Rows:
         leaves: the sources; those that stream are never asked for.
         seed: seed of the order of each pass.
         lanes: number of lanes that divide each source's rows.
+        group_orders: the order of each source that is read by groups, by its number; its draws are numbered by code.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], seed: int, lanes: int) -> None:
+    def __init__(self, leaves: Sequence[Leaf], seed: int, lanes: int, group_orders: Mapping[int, GroupOrder]) -> None:
         self._leaves = leaves
+        self._group_orders = group_orders
         self._lanes = lanes
         self._size = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
         self._in_order = np.array([not leaf.shuffle for leaf in leaves])
@@ -88,17 +91,23 @@ class Rows:
     def _located(self, lane: int, source: Ints, number: Ints, count: Ints) -> Ints:
         """`DrawnRows` of draws that are sorted by source, of which there are `count` each, int64[5, draws]."""
         size = self._size[source]
+        codes = number
+        if self._group_orders:
+            number = np.where(np.isin(source, list(self._group_orders)), 0, number)
         pass_index, place = np.divmod(number * self._lanes + lane, size)
         keys = hash64(self._keys[source], pass_index.astype(np.uint64))
         found = np.empty((5, len(source)), np.int64)
         found[0] = np.where(self._in_order[source], place, permute(place, size, keys))
         found[2] = pass_index
         stop = 0
-        for leaf, ids_alone, rows in zip(self._leaves, self._ids_alone, count.tolist(), strict=True):
+        for at, (leaf, rows) in enumerate(zip(self._leaves, count.tolist(), strict=True)):
+            ids_alone = self._ids_alone[at]
             mine = slice(stop, stop + rows)
             stop += rows
             if not rows:
                 continue
+            if at in self._group_orders:
+                found[2, mine], found[0, mine] = self._group_orders[at].located(lane, self._lanes, codes[mine])
             if leaf.usable is not None:
                 found[0, mine] = leaf.usable[found[0, mine]]
             stored = found[0, mine]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.measures import Measures
-from streamsft.stream.steps import Mixes, StepPlanner, Topology, checked_stretches
+from streamsft.stream.steps import Mixes, StepPlanner
+from streamsft.stream.stretches import checked_stretches
+from streamsft.stream.topology import Topology
 from streamsft.stream.walk import LaneWalk, Passed, Pattern
 from streamsft.types import Shard
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,140 +10,18 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from streamsft.errors import ConfigError, StateError
+from streamsft.errors import StateError
 from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents, Stretch, gathered
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.iocounts import IoCounts
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
-from streamsft.types import Bools, Int32s, Ints, Shard
+from streamsft.stream.topology import Topology
+from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Mixes", "StepPlan", "StepPlanner", "Topology", "checked_stretches"]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """How steps are made of lanes, and lanes shared among ranks.
-
-    Attributes:
-        global_batch_size: packs per step over all ranks.
-        dp: which data-parallel rank of how many.
-        lanes_per_step: lanes that one step draws from.
-        lane_groups: groups of lanes that take turns, a step each.
-
-    Raises:
-        ConfigError: the global batch cannot be divided; the message has the values that can.
-    """
-
-    global_batch_size: int
-    dp: Shard
-    lanes_per_step: int = 1
-    lane_groups: int = 1
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.dp, Shard):
-            raise ConfigError(f"dp: {self.dp!r} is no Shard; give Shard(rank, ranks)")
-        for name in ("global_batch_size", "lanes_per_step", "lane_groups"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"loader.{name}: {value!r} is not an integer of at least 1")
-        for name, value in (("dp size", self.dp.count), ("loader.lanes_per_step", self.lanes_per_step)):
-            if self.global_batch_size % value:
-                allowed = [n for n in range(1, self.global_batch_size + 1) if self.global_batch_size % n == 0]
-                raise ConfigError(
-                    f"{name} {value} does not divide loader.global_batch_size {self.global_batch_size}; "
-                    f"it may be one of {', '.join(map(str, allowed))}"
-                )
-
-    def __str__(self) -> str:
-        """What a rank has of a step, in words."""
-        dp = self.dp
-        return f"{self.global_batch_size} packs per step, rank {dp.index} of {dp.count} takes {self.packs}"
-
-    def check_owners(self, workers: int) -> None:
-        """Refuse a topology in which two processes would read the same lane, as streaming sources cannot have it.
-
-        Raises:
-            ConfigError: with the values that are possible.
-        """
-        for name, value, of, total in (
-            ("dp size", self.dp.count, "lanes_per_step", self.lanes_per_step),
-            ("loader.workers", max(workers, 1), "lane_groups", self.lane_groups),
-        ):
-            if total % value:
-                allowed = [n for n in range(1, total + 1) if total % n == 0]
-                raise ConfigError(
-                    f"{name} {value} does not divide loader.{of} {total}, and one process reads each lane of a "
-                    f"streaming source; it may be one of {', '.join(map(str, allowed))}"
-                )
-
-    @classmethod
-    def of(
-        cls,
-        global_batch_size: int,
-        dp: Shard,
-        lanes_per_step: int | None = None,
-        lane_groups: int | None = None,
-        *,
-        streams: bool,
-    ) -> Topology:
-        """The topology asked for, with the defaults of a mix that `streams`, or of one that is read by index.
-
-        Raises:
-            ConfigError: a value is out of range, or the global batch cannot be divided.
-        """
-        usual = {"lanes_per_step": 1, "lane_groups": 1}
-        if streams and isinstance(global_batch_size, int):
-            usual = {"lanes_per_step": math.gcd(global_batch_size, 8), "lane_groups": 4}
-        return cls(
-            global_batch_size=global_batch_size,
-            dp=dp,
-            lanes_per_step=usual["lanes_per_step"] if lanes_per_step is None else lanes_per_step,
-            lane_groups=usual["lane_groups"] if lane_groups is None else lane_groups,
-        )
-
-    @property
-    def lanes(self) -> int:
-        return self.lanes_per_step * self.lane_groups
-
-    @property
-    def packs(self) -> int:
-        """Packs per step on this rank."""
-        return self.global_batch_size // self.dp.count
-
-    def group(self, step: int) -> range:
-        """The lanes that `step` draws from, in order."""
-        first = step % self.lane_groups * self.lanes_per_step
-        return range(first, first + self.lanes_per_step)
-
-    def share(self, place: int) -> tuple[int, int]:
-        """Which packs (start, stop) of the `place`-th lane of a step this rank owns; empty where start >= stop."""
-        per_lane = self.global_batch_size // self.lanes_per_step
-        first = self.dp.index * self.packs - place * per_lane
-        return max(first, 0), min(first + self.packs, per_lane)
-
-    @property
-    def owned(self) -> list[int]:
-        """The lanes that this rank plans, ascending."""
-        places = [place for place in range(self.lanes_per_step) if operator.lt(*self.share(place))]
-        return [group * self.lanes_per_step + place for group in range(self.lane_groups) for place in places]
-
-
-def checked_stretches(stretches: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Stretches of steps, first and last each.
-
-    Raises:
-        ConfigError: one is no pair of steps >= 1 in ascending order.
-    """
-    checked = []
-    for stretch in stretches:
-        if not isinstance(stretch, list | tuple):
-            raise ConfigError(f"skip_steps: {stretch!r} is not a first and a last step, such as [120, 140]")
-        if len(stretch) != 2 or not all(type(step) is int for step in stretch) or not 1 <= stretch[0] <= stretch[1]:
-            raise ConfigError(f"skip_steps: {list(stretch)} is not a first and a last step, such as [120, 140]")
-        checked.append((stretch[0], stretch[1]))
-    return tuple(checked)
+__all__ = ["Mixes", "StepPlan", "StepPlanner"]
 
 
 @final
@@ -157,8 +33,9 @@ class StepPlan:
         step: number of the step, from 1.
         stretches: this rank's packs.
         packs: number of those packs.
-        refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
+        refused: rows of streaming sources refused on the way to these documents, and what was read of sources that
+            count it since the step before: (source, reason or name, count) each.
     """
 
     step: int
@@ -200,6 +77,11 @@ class Mixes:
         """Numbers of the leaves that are read in order."""
         return [number for number, leaf in enumerate(self.leaves) if leaf.streams]
 
+    @cached_property
+    def owned(self) -> bool:
+        """Whether a source is dealt to lanes, whose rows then are read as they come, no step before its turn."""
+        return any(leaf.owned for leaf in self.leaves)
+
     @property
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""
@@ -236,6 +118,7 @@ class StepPlanner:
         self._states = lanes
         self._shares = [range(*topology.share(place)) for place in range(topology.lanes_per_step)]
         self._lanes: dict[int, Lane] = {}
+        self._io = IoCounts(mixes.leaves)
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
@@ -266,6 +149,12 @@ class StepPlanner:
         """Ids of rows `stored` of a source that can read them alone."""
         return cast(IdsSource, self._mixes.leaves[number].source).read_ids(stored)
 
+    def announce(self, *, new: bool = False) -> None:
+        """Tell sources what is read behind what was planned; on `new` lanes alone, of which nothing was told yet."""
+        for lane in self._lanes.values():
+            if not new or not lane.announced:
+                lane.announce()
+
     def next(self) -> StepPlan:
         """Plan the next step. Only lanes that this rank's packs lie in are planned."""
         self.step += 1
@@ -277,7 +166,9 @@ class StepPlanner:
                 lane = self._lane(number)
                 parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
                 states[number] = lane.state
-        refused = tuple(self._refused(gathered(parts))) if self._mixes.streaming else ()
+        refused = self._io.since()
+        if self._mixes.streaming:
+            refused += self._refused(gathered(parts))
         return StepPlan(step=self.step, stretches=parts, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:

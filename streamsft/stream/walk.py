@@ -17,7 +17,8 @@ from streamsft.order.keys import derive_key
 from streamsft.stream.bins import best_fit_bins
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Drawn, mixed
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.measures import Measures
 from streamsft.stream.plan import Plan
 from streamsft.types import Ints
@@ -233,7 +234,7 @@ class LaneWalk:
         return LaneState(
             window=self._state.window + count,
             due=tuple(due.tolist()),
-            drawn=tuple(drawn.drawn.tolist()),
+            drawn=tuple(self._plan.settled(self._number, drawn.drawn).tolist()),
             emitted=0,
             basis=basis,
         )

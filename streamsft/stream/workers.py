@@ -18,11 +18,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.sources.lastread import LastRead, note
-from streamsft.stream.lane import LaneState
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch, error_to_buffers, materialize
 from streamsft.stream.reading import Valued
 from streamsft.stream.shipping import Buffers, in_turn, portions, widen
-from streamsft.stream.steps import Mixes, StepPlan, StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
+from streamsft.stream.topology import Topology
 from streamsft.text.streaming import check_portable
 from streamsft.types import Bools, Int32s, Ints, Shard
 
@@ -87,8 +88,14 @@ class RawSteps(IterableDataset[bytes]):
             if not skipped:
                 together.append(step)
                 documents += sum(stretch.size for stretch in step.stretches)
-            if skipped or self.mixes.streaming or documents >= enough:
-                yield from materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
+            if skipped or self.mixes.owned or documents >= enough:
+                if together:
+                    planner.announce(new=True)
+                made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
+                for at, raw in enumerate(made):
+                    if not at:  # all of them have been read
+                        planner.announce()
+                    yield raw
                 enough = min(2 * documents, _READ_TOGETHER)
                 together, documents = [], 0
             if skipped:
@@ -216,12 +223,14 @@ def check_picklable(what: str, values: Mapping[str, Any]) -> None:
             ) from error
 
 
-def check_workers(workers: int, start_method: str | None) -> None:
+def check_workers(workers: int, start_method: str | None, prefetch: int) -> None:
     """Refuse settings that no worker could be started with.
 
     Raises:
-        ConfigError: `workers` is negative, or `start_method` is unknown on this system.
+        ConfigError: `workers` is negative, `start_method` is unknown on this system, or `prefetch` below 1.
     """
+    if not isinstance(prefetch, int) or prefetch < 1:
+        raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
         raise ConfigError(f"loader.workers: {workers!r} is not a number of processes >= 0")
     methods = multiprocessing.get_all_start_methods()

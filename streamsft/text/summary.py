@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from streamsft.shown import counted
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class SourceSummary:
     rejected: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, store: TokenStore) -> SourceSummary:
+    def of(cls, store: TokenStore | RowGroupStore) -> SourceSummary:
         """The summary of `store`; reads its lengths, not its tokens."""
         lengths = store.lengths
         p50, p95, longest = np.quantile(lengths, (0.5, 0.95, 1.0), method="higher") if len(lengths) else (0, 0, 0)

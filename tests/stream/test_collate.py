@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import ConfigError
 from streamsft.stream.collate import Batch
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from tests import laws
 from tests.fakes import ListSource, source
 from tests.mixes import Mix, mixes

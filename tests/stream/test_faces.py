@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamsft.errors import ConfigError, EmptySourceError, StateError
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Sample, Shard
 from tests import laws
 from tests.fakes import ListSource, source

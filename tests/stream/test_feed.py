@@ -17,11 +17,13 @@ from streamsft.sources.streaming import Encoded, Refused, StreamingSource
 from streamsft.stream.blocks import FeedState
 from streamsft.stream.feed import FedRow, Feed
 from streamsft.stream.interleave import Interleave
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.stream.packing import Packing
-from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlanner
+from streamsft.stream.topology import Topology
 from streamsft.types import Shard
 from tests import laws
 from tests.fakes import ListShards, Row, encode_rows, plain_rows, streamed

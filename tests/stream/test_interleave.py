@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import ConfigError, EmptySourceError
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Sample
 from tests import laws
 from tests.fakes import ListSource, source

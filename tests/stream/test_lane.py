@@ -13,7 +13,8 @@ from streamsft.errors import DataError, StateError
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.documents import Documents
 from streamsft.stream.interleave import Interleave
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.packer import Packer
 from streamsft.stream.plan import Plan
 from tests import laws

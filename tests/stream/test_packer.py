@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from streamsft.errors import ConfigError, DataError, EmptySourceError
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Pack
 from tests import laws
 from tests.fakes import ListSource, source

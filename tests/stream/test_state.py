@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import given
 
-from streamsft.stream.faces import SourceStream
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.packer import Packer
+from streamsft.stream.sourcestream import SourceStream
 from streamsft.stream.state import describe_plan, differences
 from tests.fakes import source
 from tests.mixes import Mix, mixes

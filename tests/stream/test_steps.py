@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from streamsft.errors import ConfigError
 from streamsft.stream.loader import Loader
-from streamsft.stream.steps import Topology
+from streamsft.stream.topology import Topology
 from streamsft.types import Shard
 from tests.streams import Shards, StreamedMix
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from streamsft.stream.interleave import Interleave
-from streamsft.stream.lane import Lane, LaneState
+from streamsft.stream.lane import Lane
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.measures import Measures
 from streamsft.stream.packer import Packer
 from streamsft.stream.skipping import pattern_of, planner_behind
-from streamsft.stream.steps import Mixes, StepPlanner, Topology
+from streamsft.stream.steps import Mixes, StepPlanner
+from streamsft.stream.topology import Topology
 from streamsft.stream.walk import LaneWalk, Passed
 from streamsft.types import Shard
 from tests.mixes import Mix, mixes

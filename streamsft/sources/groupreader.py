@@ -1,0 +1,159 @@
+"""Reading one row group of a Parquet object: its columns' bytes in as few requests as can be, then decoded."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, final
+
+import pyarrow as pa
+
+from streamsft.errors import StoreError
+from streamsft.sources.blockrows import Block
+from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
+from streamsft.sources.objects import Objects, shown
+from streamsft.sources.retrying import retried
+
+__all__ = ["GroupReader"]
+
+_HOLE: Final = 1 << 20  # bytes that are rather read along than asked around
+_FOOTERS: Final = 64  # parsed ones that are kept
+
+
+class _Range(NamedTuple):
+    start: int
+    stop: int
+
+
+@final
+class GroupReader:
+    """Reads row groups of the files of a store; thread-safe.
+
+    Args:
+        objects: where they are.
+        files: the files, with footers.
+        deadline: seconds that a read is tried for.
+    """
+
+    def __init__(self, objects: Objects, files: Sequence[RemoteFile], deadline: float) -> None:
+        self._objects = objects
+        self._files = files
+        self._deadline = deadline
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._metadata: OrderedDict[int, Any] = OrderedDict()
+
+    def metadata(self, file: int) -> Any:
+        """The parsed footer of file number `file`."""
+        if self._process != os.getpid():
+            self._forget()
+        with self._lock:
+            if file not in self._metadata:
+                self._metadata[file] = metadata_of(self._files[file])
+                if len(self._metadata) > _FOOTERS:
+                    self._metadata.popitem(last=False)
+            self._metadata.move_to_end(file)
+            return self._metadata[file]
+
+    def blocks(self) -> Iterator[Block]:
+        """All row groups that hold rows, in order."""
+        for number in range(len(self._files)):
+            metadata = self.metadata(number)
+            for group in range(metadata.num_row_groups):
+                if rows := int(metadata.row_group(group).num_rows):
+                    yield Block(number, group, 0, rows)
+
+    def schema(self, file: int) -> pa.Schema:
+        """The Arrow schema of file number `file`."""
+        return self.metadata(file).schema.to_arrow_schema()
+
+    def read(self, block: Block, columns: Sequence[str]) -> tuple[pa.RecordBatch, int]:
+        """All rows of a row group with some columns, and how many bytes were read for them.
+
+        Raises:
+            StoreError: the object has changed, is damaged, or cannot be read until the deadline.
+        """
+        file, metadata = self._files[block.file], self.metadata(block.file)
+        ranges = _ranges(metadata.row_group(block.number), set(columns))
+        parts = retried(lambda: self._bytes(file, ranges), shown(file.path), self._deadline)
+        return _decoded(metadata, file, block, columns, parts), sum(map(len, parts.values()))
+
+    def _bytes(self, file: RemoteFile, ranges: Sequence[_Range]) -> dict[int, bytes]:
+        opened = self._objects.open(file.path)
+        check_unchanged(opened, file)
+        return {part.start: read_exactly(opened, part.start, part.stop - part.start) for part in ranges}
+
+
+def _ranges(group: Any, columns: set[str]) -> list[_Range]:
+    """Where the bytes of some columns lie, neighbours joined."""
+    found: list[_Range] = []
+    for chunk in map(group.column, range(group.num_columns)):
+        if chunk.path_in_schema.split(".")[0] in columns:
+            starts = [chunk.data_page_offset, chunk.dictionary_page_offset]
+            start = min(offset for offset in starts if offset)
+            found.append(_Range(start, start + chunk.total_compressed_size))
+    joined: list[_Range] = []
+    for part in sorted(found):
+        if joined and part.start - joined[-1].stop <= _HOLE:
+            joined[-1] = _Range(joined[-1].start, max(joined[-1].stop, part.stop))
+        else:
+            joined.append(part)
+    return joined
+
+
+def _decoded(
+    metadata: Any, file: RemoteFile, block: Block, columns: Sequence[str], parts: dict[int, bytes]
+) -> pa.RecordBatch:
+    import pyarrow.parquet as pq
+
+    try:
+        source = pa.PythonFile(_Sparse(parts, file.size), mode="r")
+        reader = pq.ParquetFile(source, metadata=metadata, pre_buffer=False)
+        table = reader.read_row_group(block.number, columns=list(columns), use_threads=False)
+        batches = table.select(list(columns)).combine_chunks().to_batches()
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(
+            f"{shown(file.path)}, row group {block.number}: is damaged ({error}); write or copy the file again"
+        ) from error
+    if sum(batch.num_rows for batch in batches) != block.rows or len(batches) != 1:
+        raise StoreError(f"{shown(file.path)}, row group {block.number}: has not the {block.rows:,} rows it had")
+    return batches[0]
+
+
+@final
+class _Sparse(io.RawIOBase):
+    """A file of which only some parts are here."""
+
+    def __init__(self, parts: dict[int, bytes], size: int) -> None:
+        super().__init__()
+        self._parts = parts
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        for start, part in self._parts.items():
+            if start <= self._at and stop <= start + len(part):
+                data = part[self._at - start : stop - start]
+                self._at = stop
+                return data
+        raise OSError(f"bytes {self._at} to {stop} were not read")

@@ -1,0 +1,183 @@
+"""The cache of decoded row groups: what is kept, what is fetched ahead, and what happens when fetching fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+
+from streamsft.errors import StoreError
+from streamsft.sources.blockrows import DecodedBlock
+from streamsft.sources.groupcache import GroupCache
+from tests.forking import in_child
+
+SIZE = 100 * 5 + 2 * 8
+
+
+def block(group: int) -> DecodedBlock:
+    return DecodedBlock(ids=np.full(100, group, np.int32), mask=np.ones(100, np.bool_), bounds=np.array([0, 100]))
+
+
+class Fetches:
+    """Counts what is fetched; holds fetches back while `gate` is closed."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arrived = threading.Semaphore(0)
+        self.failure: Callable[[int], BaseException | None] = lambda group: None
+
+    def __call__(self, group: int) -> DecodedBlock:
+        self.arrived.release()
+        assert self.gate.wait(30)
+        if (error := self.failure(group)) is not None:
+            raise error
+        self.done.append(group)
+        return block(group)
+
+    def cache(self, memory: int = 100 * SIZE, ahead: int = 0, threads: int = 4, deadline: float = 30.0) -> GroupCache:
+        return GroupCache(self, lambda group: SIZE, memory=memory, ahead=ahead, threads=threads, deadline=deadline)
+
+
+def settle(cache: GroupCache) -> None:
+    """Wait until nothing is under way."""
+    with cache._changed:
+        assert cache._changed.wait_for(lambda: not cache._flights and cache._next_ahead() is None, 30)
+
+
+def numbers(blocks: list[DecodedBlock]) -> list[int]:
+    return [int(found.ids[0]) for found in blocks]
+
+
+def test_each_group_is_fetched_once_in_the_order_asked_for() -> None:
+    fetches = Fetches()
+    cache = fetches.cache()
+    assert numbers(cache.get([3, 1, 2])) == [3, 1, 2]
+    assert numbers(cache.get([2, 5, 3])) == [2, 5, 3]
+    assert sorted(fetches.done) == [1, 2, 3, 5]
+    assert cache.hits == 2
+
+
+def test_groups_are_fetched_side_by_side() -> None:
+    fetches = Fetches()
+    fetches.gate.clear()
+    cache = fetches.cache(threads=3)
+    thread = threading.Thread(target=cache.get, args=([0, 1, 2],))
+    thread.start()
+    for _ in range(3):
+        assert fetches.arrived.acquire(timeout=30)
+    fetches.gate.set()
+    thread.join(30)
+    assert sorted(fetches.done) == [0, 1, 2]
+
+
+def test_threads_that_ask_for_the_same_group_share_one_fetch() -> None:
+    fetches = Fetches()
+    fetches.gate.clear()
+    cache = fetches.cache()
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.extend(numbers(cache.get([7])))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    fetches.gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert found == [7] * 4
+    assert fetches.done == [7]
+
+
+def test_memory_is_bounded_in_bytes_and_the_last_use_counts() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=3 * SIZE)
+    for group in (0, 1, 2, 0, 3, 0, 1):
+        cache.get([group])
+    assert fetches.done == [0, 1, 2, 3, 1]
+    assert cache._kept_bytes <= 3 * SIZE
+
+
+def test_what_is_expected_is_fetched_ahead_up_to_a_depth_in_bytes() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=4 * SIZE)
+    cache.expect(0, ((group, 10 * group + 1) for group in count()))  # type: ignore[arg-type]
+    settle(cache)
+    assert sorted(fetches.done) == [0, 1, 2, 3]
+    cache.get([0, 1])
+    settle(cache)
+    assert cache.seconds_waiting == 0
+    assert cache.hits == 2
+
+
+def test_readers_share_the_depth_by_who_is_first_in_need() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=4 * SIZE, threads=1)
+    fetches.gate.clear()
+    cache.expect(0, [(10, 100), (11, 200)])
+    assert fetches.arrived.acquire(timeout=30)
+    cache.expect(1, [(20, 1), (21, 150)])
+    fetches.gate.set()
+    settle(cache)
+    assert fetches.done == [10, 20, 21, 11]
+
+
+def test_what_is_no_longer_expected_makes_room() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=2 * SIZE)
+    cache.expect(0, [(1, 1), (2, 2)])
+    settle(cache)
+    cache.expect(0, [(3, 1), (4, 2)])
+    settle(cache)
+    assert sorted(fetches.done) == [1, 2, 3, 4]
+
+
+def test_an_error_is_raised_where_the_group_is_asked_for() -> None:
+    fetches = Fetches()
+    fetches.failure = lambda group: StoreError(f"no {group}") if group == 2 else None
+    cache = fetches.cache(ahead=4 * SIZE)
+    cache.expect(0, [(2, 1)])
+    settle(cache)
+    with pytest.raises(StoreError, match="no 2"):
+        cache.get([1, 2])
+    fetches.failure = lambda group: None
+    assert numbers(cache.get([2])) == [2]
+
+
+def test_waiting_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamsft.sources.groupcache._GRACE", 0.0)
+    fetches = Fetches()
+    fetches.gate.clear()
+    cache = fetches.cache(deadline=0.05)
+    with pytest.raises(StoreError, match="row group 4 did not come within"):
+        cache.get([4])
+    fetches.gate.set()
+
+
+def test_a_fork_starts_anew() -> None:
+    fetches = Fetches()
+    cache = fetches.cache()
+    cache.get([1])
+    assert in_child(lambda: numbers(cache.get([1, 2])) == [1, 2] and sorted(fetches.done) == [1, 1, 2])
+
+
+def test_after_closing_it_works_again() -> None:
+    fetches = Fetches()
+    cache = fetches.cache()
+    cache.get([1])
+    cache.close()
+    assert not cache._running
+    assert numbers(cache.get([2])) == [2]
+
+
+def test_too_little_memory_for_what_is_drawn_from_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = Fetches().cache(memory=3 * SIZE, ahead=SIZE)
+    cache.expect(0, [(0, 0), (1, 0)])
+    assert not caplog.records
+    cache.expect(1, [(2, 0), (3, 0)])
+    cache.expect(1, [(2, 0), (3, 0)])
+    assert [record.message for record in caplog.records if "raise io.memory" in record.message] == [
+        f"the row groups that are drawn from take {4 * SIZE:,} bytes in this process, and io.memory is {3 * SIZE:,}: "
+        "they are fetched more than once; raise io.memory, or lower shuffle_groups"
+    ]

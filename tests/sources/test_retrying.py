@@ -1,0 +1,87 @@
+"""Reads are tried again for as long as it may help, and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from streamsft.errors import StoreError
+from streamsft.sources.retrying import retried
+
+
+class Clock:
+    """Time that passes only in pauses."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    left = [times]
+
+    def attempt() -> str:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return "read"
+
+    return attempt
+
+
+def test_what_passes_is_tried_again_with_growing_pauses() -> None:
+    clock = Clock()
+    assert retried(failing(6, OSError("reset")), "o", 60.0, clock=clock.time, pause=clock.pause) == "read"
+    longest = [0.1 * 2**n for n in range(6)]
+    assert all(top / 2 <= pause <= top for pause, top in zip(clock.pauses, longest, strict=True))
+
+
+def test_pauses_differ() -> None:
+    first, second = Clock(), Clock()
+    for clock in (first, second):
+        retried(failing(8, TimeoutError()), "o", 60.0, clock=clock.time, pause=clock.pause)
+    assert first.pauses != second.pauses
+
+
+def test_the_deadline_ends_it_with_the_name_and_the_reason() -> None:
+    clock = Clock()
+    with pytest.raises(
+        StoreError, match=r"s3://b/o: could not be read in 3 s and \d+ attempts \(EOFError: 3 of 9 bytes"
+    ):
+        retried(failing(99, EOFError("3 of 9 bytes")), "s3://b/o", 3.0, clock=clock.time, pause=clock.pause)
+    assert clock.now == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("gone"),
+        PermissionError("no"),
+        KeyError("x"),
+        OSError("AWS Error ACCESS_DENIED during HeadObject operation: no body"),
+    ],
+)
+def test_what_stays_is_not_tried_again(error: Exception) -> None:
+    clock = Clock()
+    with pytest.raises(StoreError, match="o: cannot be read"):
+        retried(failing(1, error), "o", 60.0, clock=clock.time, pause=clock.pause)
+    assert not clock.pauses
+
+
+def test_an_error_of_ours_goes_through() -> None:
+    with pytest.raises(StoreError, match=r"^changed$"):
+        retried(failing(1, StoreError("changed")), "o", 60.0)
+
+
+def test_a_signature_is_not_told() -> None:
+    with pytest.raises(StoreError) as raised:
+        retried(failing(1, PermissionError("https://h/o?X-Signature=abc refused")), "o", 1.0)
+    assert "abc" not in str(raised.value)
