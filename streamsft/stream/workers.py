@@ -223,7 +223,7 @@ def check_picklable(what: str, values: Mapping[str, Any]) -> None:
             ) from error
 
 
-def check_workers(workers: int, start_method: str | None, prefetch: int) -> None:
+def check_workers(workers: int, start_method: str | None, prefetch: int = 1) -> None:
     """Refuse settings that no worker could be started with.
 
     Raises:
