@@ -24,7 +24,7 @@ from streamsft.types import Shard
 from tests.laws import as_json, first
 from tests.objectstore import S3, Faults, s3_server, write_groups
 
-STEPS = 30
+STEPS = 12
 GROUPS, ROWS = 64, 20
 TOKENS = 32  # of each row, so that four fill a pack and each window of 64 draws makes 16
 
@@ -61,7 +61,7 @@ def config(store: object, run_dir: Path, **source: Any) -> dict[str, Any]:
         "packing": {"lookahead": 64},
         "loader": {"global_batch_size": 8, "lanes_per_step": 2, "lane_groups": 2},
         "metrics": {"log_every": STEPS},
-        "train": {"steps": STEPS, "save_every": 10, "run_dir": str(run_dir), "model": "none", "audit": True},
+        "train": {"steps": STEPS, "save_every": 4, "run_dir": str(run_dir), "model": "none", "audit": True},
     }
 
 
