@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, final
 
@@ -53,6 +53,13 @@ class RawBatch:
             labelled=np.empty((0, 0), np.bool_),
             documents=BatchDocuments(packs=0, table=table, values={}, carried={}, end=end),
         )
+
+    def counting(self, counts: Sequence[tuple[int, str, int]]) -> RawBatch:
+        """The batch with counts of what was read for it, (source, name, count) each, beside those of refused rows."""
+        if not counts:
+            return self
+        end = self.documents.end._replace(refused=(*self.documents.end.refused, *counts))
+        return replace(self, documents=replace(self.documents, end=end))
 
     def to_bytes(self) -> bytes:
         """The batch as one bytes object, for the way out of a worker process."""

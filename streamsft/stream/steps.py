@@ -15,7 +15,6 @@ import numpy as np
 from streamsft.errors import ConfigError, StateError
 from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents
-from streamsft.stream.iocounts import IoCounts
 from streamsft.stream.lane import Lane, LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
@@ -142,9 +141,8 @@ class StepPlan:
         step: number of the step, from 1.
         documents: the documents of this rank's packs, packs numbered from 0.
         packs: number of those packs.
+        refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
-        refused: rows of streaming sources refused on the way to these documents, and what was read of sources that
-            count it since the step before: (source, reason or name, count) each.
     """
 
     step: int
@@ -221,7 +219,6 @@ class StepPlanner:
         self._mixes = mixes
         self._states = lanes
         self._lanes: dict[int, Lane] = {}
-        self._io = IoCounts(mixes.leaves)
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
@@ -272,7 +269,7 @@ class StepPlanner:
                 parts.append((taken.packs(start, stop), stop - start))
                 states[number] = self._lanes[number].state
         documents = Documents.join(parts)
-        refused = (*self._refused(documents), *self._io.since())
+        refused = tuple(self._refused(documents))
         return StepPlan(step=self.step, documents=documents, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:
