@@ -13,6 +13,7 @@ from streamsft.stream.blocks import FeedState
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
 from streamsft.stream.feed import Feed
+from streamsft.stream.grouporders import GroupOrders
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.stream.rows import DrawnRows, Rows
@@ -67,10 +68,8 @@ class Plan:
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
         self._streams = np.array([leaf.streams for leaf in self.leaves])
-        self.group_orders = {
-            at: order for at, leaf in enumerate(self.leaves) if (order := leaf.group_order(seed)) is not None
-        }
-        self._rows = Rows(self.leaves, seed, lanes, self.group_orders)
+        self.group_orders = GroupOrders(self.leaves, seed, lanes)
+        self._rows = Rows(self.leaves, seed, lanes, self.group_orders.by_leaf)
         self._schedules: dict[int, Schedule] = {}
         for at in self.streaming:  # once, before a worker process would do it again
             self.leaves[at].streamed.reader.units(lanes)
@@ -129,20 +128,9 @@ class Plan:
         found = self._located(lane, draws.source[order], draws.number[order], feeds)
         documents, packs = self._packed(self._cut(found, feeds), derive_key(key, "packs"))
         documents = documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
-        return Window(documents=documents, packs=packs, due=draws.due, drawn=self.settled(lane, draws.drawn))
-
-    def settled(self, lane: int, drawn: Ints) -> Ints:
-        """Draw counts behind a window; of a source that is read by groups, where the lane stands in its order."""
-        settled = drawn.copy()
-        for at, order in self.group_orders.items():
-            settled[at] = order.settled(lane, self.lanes, int(drawn[at]))
-        return settled
-
-    def announce(self, lane: int, documents: Documents, drawn: Ints) -> None:
-        """Tell sources that are read by groups that `lane` reads `documents` of them, then what lies behind `drawn`."""
-        for at, order in self.group_orders.items():
-            stored = documents.stored[documents.source == self.numbers[at]]
-            self.leaves[at].announce(order, lane, self.lanes, stored, int(drawn[at]))
+        return Window(
+            documents=documents, packs=packs, due=draws.due, drawn=self.group_orders.settled(lane, draws.drawn)
+        )
 
     def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
