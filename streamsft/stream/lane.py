@@ -187,10 +187,7 @@ class Lane:
         return window.documents.packs(start, window.packs), window.packs - start
 
     def announce(self) -> None:
-        """Tell sources that are read by groups what is left of the open window, and what comes behind it.
-
-        Said once per window, but for the first when all that was taken has been read.
-        """
+        """Tell sources that are read by groups what is left of the open window, and what comes behind; once for each."""
         window = self._open
         if window is not None and window is not self.announced:
             self.announced = window
