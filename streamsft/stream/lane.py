@@ -187,7 +187,7 @@ class Lane:
         return window.documents.packs(start, window.packs), window.packs - start
 
     def announce(self) -> None:
-        """Tell sources that are read by groups what is left of the open window, and what comes behind; once for each."""
+        """Tell sources that are read by groups what is left of the open window, and then; once per window."""
         window = self._open
         if window is not None and window is not self.announced:
             self.announced = window
