@@ -98,8 +98,10 @@ class Mix:
         return streams
 
     def by_groups(self) -> Interleave:
-        """The flat mix, shuffled by row groups."""
-        return Interleave(self.grouped(), self.weights, seed=self.seed, window=5)
+        """The flat mix, shuffled by row groups; its second source, if there is one, row by row."""
+        pairs = enumerate(zip(self.sources(), self.grouped(), strict=True))
+        children = [source if number == 1 else stream for number, (source, stream) in pairs]
+        return Interleave(children, self.weights, seed=self.seed, window=5)
 
     def packer_by_groups(self) -> Packer:
         return Packer(self.by_groups(), self.sequence_length, lookahead=self.lookahead, overflow=self.overflow)

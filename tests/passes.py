@@ -51,8 +51,8 @@ def _passes(stage: Any) -> Sequence[tuple[str, int]]:
         for at, leaf in enumerate(plan.leaves):
             if leaf.streams:
                 found.append((leaf.name, state.feeds[at].pass_index))
-            elif at in plan.group_orders:
-                found.append((leaf.name, plan.group_orders[at].pass_of(lane, plan.lanes, state.drawn[at])))
+            elif at in plan.group_orders.by_leaf:
+                found.append((leaf.name, plan.group_orders.by_leaf[at].pass_of(lane, plan.lanes, state.drawn[at])))
             else:
                 found.append((leaf.name, (state.drawn[at] * plan.lanes + lane) // leaf.rows))
     return found

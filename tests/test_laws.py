@@ -40,7 +40,6 @@ TABLE: Mapping[str, Make] = {
     "source in order": lambda mix: SourceStream(mix.sources()[-1], seed=mix.seed, shuffle=False),
     "source by row groups": lambda mix: mix.grouped()[-1],
     "flat mix": lambda mix: mix.flat(),
-    "mix by row groups": lambda mix: mix.by_groups(),
     "nested mix": lambda mix: mix.nested(),
     "mix of token stores": lambda mix: mix.of_stores(),
     "packer": lambda mix: mix.packer(),
@@ -51,7 +50,6 @@ TABLE: Mapping[str, Make] = {
         lookahead=20,
         overflow=mix.overflow,
     ),
-    "packer by row groups": lambda mix: mix.packer_by_groups(),
     "loader by row groups": lambda mix: Loader(
         mix.packer_by_groups(), global_batch_size=2, lanes_per_step=2, lane_groups=2, background=False, pad_id=7
     ),

@@ -84,14 +84,12 @@ class Lane:
         return window.documents.packs(start, window.packs), window.packs - start
 
     def announce(self) -> None:
-        """Tell sources that are read by groups what is left of the open window, and what comes behind it.
-
-        Said once per window; after the first, when all that was taken has been read.
-        """
+        """Tell sources that are read by groups what is left of the open window, and then; once per window."""
         window = self._open
         if window is not None and window is not self.announced:
             self.announced = window
-            self.plan.announce(self.number, window.documents.packs(self._state.emitted, window.packs), window.drawn)
+            left = window.documents.packs(self._state.emitted, window.packs)
+            self.plan.group_orders.announce(self.number, left, window.drawn, self.plan.numbers)
 
     def advance(self, count: int) -> None:
         """Count the next `count` packs of the open window as taken."""

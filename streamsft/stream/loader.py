@@ -57,9 +57,8 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         prefetch: batches kept ready; with workers portions of up to four batches, per worker.
-        lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. With a source
-            that streams or is read by row groups one process reads each, so `dp.count` must divide it. By default 1,
-            and with such a source the greatest common divisor of `global_batch_size` and 8.
+        lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. By default 1;
+            with a source that streams or is read by row groups gcd(`global_batch_size`, 8): `dp.count` divides it.
         lane_groups: groups of so many lanes that take turns; by default 1, with such a source 4: `workers` divides it.
         metrics: numbers to take of each sample (`streamsft.Metric`).
         pad_id: token id of padding.

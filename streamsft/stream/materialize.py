@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -64,6 +64,13 @@ class RawBatch:
             places=Places(nothing, nothing, nothing, ()),
             documents=documents,
         )
+
+    def counting(self, counts: Sequence[tuple[int, str, int]]) -> RawBatch:
+        """The batch with counts of what was read for it, (source, name, count) each, beside those of refused rows."""
+        if not counts:
+            return self
+        end = self.documents.end._replace(refused=(*self.documents.end.refused, *counts))
+        return replace(self, documents=replace(self.documents, end=end))
 
     def to_buffers(self) -> Buffers:
         """The batch for the way out of a worker process."""

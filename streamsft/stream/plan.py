@@ -14,6 +14,7 @@ from streamsft.stream.costs import DrawCosts
 from streamsft.stream.documents import Documents
 from streamsft.stream.draws import Schedule, mixed
 from streamsft.stream.feed import Feed, Feeds
+from streamsft.stream.grouporders import GroupOrders
 from streamsft.stream.mixture import Leaf, Mixture
 from streamsft.stream.packing import Packing
 from streamsft.stream.rows import DrawnRows, Rows
@@ -76,10 +77,8 @@ class Plan:
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
         self._streams = np.array([leaf.streams for leaf in self.leaves])
-        self.group_orders = {
-            at: order for at, leaf in enumerate(self.leaves) if (order := leaf.group_order(seed)) is not None
-        }
-        self._rows = Rows(self.leaves, seed, lanes, self.group_orders)
+        self.group_orders = GroupOrders(self.leaves, seed, lanes)
+        self._rows = Rows(self.leaves, seed, lanes, self.group_orders.by_leaf)
         self._schedules: dict[int, Schedule] = {}
         for at in self.streaming:  # once, before a worker process would do it again
             self.leaves[at].streamed.reader.units(lanes)
@@ -137,7 +136,7 @@ class Plan:
         key = derive_key(self.seed, "window", lane, number)
         order = mixed([key], len(draws.source))[0]
         documents = self._named(self._drawn(lane, draws.source[order], draws.number[order], feeds))
-        return self._packed(documents, [key], draws.due[None], self.settled(lane, draws.drawn)[None])[0]
+        return self._packed(documents, [key], draws.due[None], self.group_orders.settled(lane, draws.drawn)[None])[0]
 
     @property
     def alike(self) -> bool:
@@ -146,7 +145,7 @@ class Plan:
             self.mixture.unit == "samples"
             and self.packing is not None
             and self.packing.overflow != "split"
-            and not (self.scheduled or self.streaming or self.group_orders)
+            and not (self.scheduled or self.streaming or self.group_orders.by_leaf)
         )
 
     def windows(self, lane: int, number: int, due: Ints, drawn: Ints, count: int) -> list[Window]:
@@ -161,19 +160,6 @@ class Plan:
     def _named(self, documents: Documents) -> Documents:
         """The documents with their sources by the numbers that the whole mix, with the one before an edit, gives."""
         return documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
-
-    def settled(self, lane: int, drawn: Ints) -> Ints:
-        """Draw counts behind a window; of a source that is read by groups, where the lane stands in its order."""
-        settled = drawn.copy()
-        for at, order in self.group_orders.items():
-            settled[at] = order.settled(lane, self.lanes, int(drawn[at]))
-        return settled
-
-    def announce(self, lane: int, documents: Documents, drawn: Ints) -> None:
-        """Tell sources that are read by groups that `lane` reads `documents` of them, then what lies behind `drawn`."""
-        for at, order in self.group_orders.items():
-            stored = documents.stored[documents.source == self.numbers[at]]
-            self.leaves[at].announce(order, lane, self.lanes, stored, int(drawn[at]))
 
     def _drawn(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
         """The documents that draws are (int64[draws] each), after the overflow policy, each in pack 0."""

@@ -52,7 +52,7 @@ class StepEnd(NamedTuple):
     step: int
     """Number of the step in the stream, from 1."""
     refused: Sequence[tuple[int, str, int]]
-    """Rows of streaming sources that were refused on the way, (source, reason, count) each."""
+    """Rows refused on the way, and what was read of sources that count it: (source, reason or name, count) each."""
     lanes: Mapping[int, LaneState]
     """State behind the step of the lanes it came from."""
 

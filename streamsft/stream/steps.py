@@ -13,7 +13,6 @@ import numpy as np
 from streamsft.errors import StateError
 from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents, Stretch, gathered
-from streamsft.stream.iocounts import IoCounts
 from streamsft.stream.lane import Lane
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
@@ -33,9 +32,8 @@ class StepPlan:
         step: number of the step, from 1.
         stretches: this rank's packs.
         packs: number of those packs.
+        refused: rows of streaming sources refused on the way to these documents, (source, reason, count) each.
         lanes: state behind this step of every lane that these packs came from.
-        refused: rows of streaming sources refused on the way to these documents, and what was read of sources that
-            count it since the step before: (source, reason or name, count) each.
     """
 
     step: int
@@ -118,7 +116,6 @@ class StepPlanner:
         self._states = lanes
         self._shares = [range(*topology.share(place)) for place in range(topology.lanes_per_step)]
         self._lanes: dict[int, Lane] = {}
-        self._io = IoCounts(mixes.leaves)
 
     def skip(self) -> None:
         """Leave the next step to another worker, whose lanes are not this one's."""
@@ -166,9 +163,7 @@ class StepPlanner:
                 lane = self._lane(number)
                 parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
                 states[number] = lane.state
-        refused = self._io.since()
-        if self._mixes.streaming:
-            refused += self._refused(gathered(parts))
+        refused = self._refused(gathered(parts)) if self._mixes.streaming else ()
         return StepPlan(step=self.step, stretches=parts, packs=topology.packs, lanes=states, refused=refused)
 
     def _refused(self, documents: Documents) -> list[tuple[int, str, int]]:

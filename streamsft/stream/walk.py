@@ -234,7 +234,7 @@ class LaneWalk:
         return LaneState(
             window=self._state.window + count,
             due=tuple(due.tolist()),
-            drawn=tuple(self._plan.settled(self._number, drawn.drawn).tolist()),
+            drawn=tuple(self._plan.group_orders.settled(self._number, drawn.drawn).tolist()),
             emitted=0,
             basis=basis,
         )

@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from streamsft.comm import worker_shard
 from streamsft.errors import ConfigError, DataError, StreamsftError
 from streamsft.sources.lastread import LastRead, note
+from streamsft.stream.iocounts import IoCounts
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch, error_to_buffers, materialize
 from streamsft.stream.reading import Valued
@@ -72,6 +73,7 @@ class RawSteps(IterableDataset[bytes]):
         """Every `shard.count`-th step, beginning with the one at `shard.index`; those to skip without packs."""
         planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
         names = self.mixes.names
+        io = IoCounts(self.mixes.leaves)
 
         def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
             note(names[number])
@@ -95,6 +97,7 @@ class RawSteps(IterableDataset[bytes]):
                 for at, raw in enumerate(made):
                     if not at:  # all of them have been read
                         planner.announce()
+                        raw = raw.counting(io.since())
                     yield raw
                 enough = min(2 * documents, _READ_TOGETHER)
                 together, documents = [], 0

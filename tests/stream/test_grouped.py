@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import ConfigError, StateError
+from streamsft.stream.forecasting import forecast_stream
 from streamsft.stream.interleave import Interleave
+from streamsft.stream.lanestate import LaneState
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.stream.skipping import planner_behind
 from streamsft.stream.sourcestream import SourceStream
+from streamsft.stream.steps import Mixes, StepPlanner
+from streamsft.stream.topology import Topology
 from streamsft.types import Shard
 from tests.fakes import GroupedList, ListSource, source
 from tests.laws import Leg, as_json, elastic, first
+from tests.mixes import Mix, mixes
 
 
 def grouped(rows: int = 60, size: int = 5, name: str = "a") -> GroupedList:
@@ -51,6 +58,38 @@ def test_what_a_lane_is_said_to_read_next_is_what_it_reads() -> None:
         read = {group for groups in one.reads[reads:] for group in groups}
         assert read <= {group for group, _ in told[: len(read) + 4]}
         assert [before for _, before in told] == sorted(before for _, before in told)
+
+
+def test_planning_alone_tells_sources_nothing() -> None:
+    one = grouped()
+    made = loader(one, global_batch_size=4)
+    forecast = forecast_stream(made, 30)
+    assert forecast.exact
+    assert forecast.sources["a"].coverage == 1.0
+    planner_behind(made._mixes, made.topology, 0, {}, 20)[0].next()
+    assert not one.expected
+    assert not one.reads
+    first(made, 3)
+    assert one.expected
+    assert one.reads
+
+
+@settings(max_examples=8)
+@given(mixes(), st.sampled_from([(4, 1, 1), (6, 2, 2)]), st.integers(0, 40))
+def test_a_planner_behind_a_step_stands_where_the_lanes_stand(mix: Mix, lanes: tuple[int, int, int], step: int) -> None:
+    batch, per_step, groups = lanes
+    topology = Topology(global_batch_size=batch, dp=Shard(), lanes_per_step=per_step, lane_groups=groups)
+    plans = Mixes(mix.packer_by_groups().plan(topology.lanes))
+    planner = StepPlanner(plans, topology, 0, {})
+    states: dict[int, LaneState] = {}
+    while planner.step < step:
+        states |= planner.next().lanes
+    found, expected = planner_behind(plans, topology, 0, {}, step)[0].next(), planner.next()
+    assert found.lanes == expected.lanes
+    for ours, theirs in zip(found.documents, expected.documents, strict=True):
+        assert ours.tolist() == theirs.tolist()
+    again = StepPlanner(plans, topology, step, states).next()
+    assert again.lanes == expected.lanes
 
 
 def test_each_lane_reads_groups_of_its_own() -> None:

@@ -103,7 +103,7 @@ def test_each_lane_has_one_owner_wherever_that_is_allowed(lanes: int, groups: in
 def test_mix_with_a_streaming_source_checks_owners_and_one_without_does_not() -> None:
     streaming, indexed = StreamedMix(), StreamedMix(shards={"a": Shards(indexed=True)})
     for options in ({"dp": Shard(0, 4)}, {"workers": 3}):
-        with pytest.raises(ConfigError, match="one process reads each lane of a streaming source"):
+        with pytest.raises(ConfigError, match="one process reads each lane of a source that streams"):
             streaming.loader(**options)
         indexed.loader(**options)
 
