@@ -35,8 +35,9 @@ class GroupOrders:
     def settled(self, lane: int, drawn: Ints) -> Ints:
         """Draw counts behind windows, int64[sources] or int64[windows, sources], with codes in their one form."""
         settled = drawn.copy()
-        for at, order in self.by_leaf.items():
-            settled[..., at].flat = [order.settled(lane, self._lanes, int(code)) for code in drawn[..., at].flat]
+        for row in settled.reshape(-1, len(self._leaves)):  # views
+            for at, order in self.by_leaf.items():
+                row[at] = order.settled(lane, self._lanes, int(row[at]))
         return settled
 
     def announce(self, lane: int, documents: Documents, drawn: Ints, numbers: Sequence[int]) -> None:
