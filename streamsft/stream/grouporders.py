@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
-import numpy as np
-
 from streamsft.order.groups import GroupOrder
 from streamsft.stream.documents import Documents
 from streamsft.stream.mixture import Leaf
@@ -37,9 +35,9 @@ class GroupOrders:
     def settled(self, lane: int, drawn: Ints) -> Ints:
         """Draw counts behind windows, int64[sources] or int64[windows, sources], with codes in their one form."""
         settled = drawn.copy()
-        for at, order in self.by_leaf.items():
-            codes = [order.settled(lane, self._lanes, code) for code in drawn[..., at].reshape(-1).tolist()]
-            settled[..., at] = np.array(codes, np.int64).reshape(drawn.shape[:-1])
+        for row in settled.reshape(-1, len(self._leaves)):  # views
+            for at, order in self.by_leaf.items():
+                row[at] = order.settled(lane, self._lanes, int(row[at]))
         return settled
 
     def announce(self, lane: int, documents: Documents, drawn: Ints, numbers: Sequence[int]) -> None:
