@@ -87,7 +87,7 @@ class Started:
         self._read[0] += line
         return line.decode()
 
-    def end(self, timeout: float = 120.0) -> Ended:
+    def end(self, timeout: float = 300.0) -> Ended:
         """Wait for the process to end.
 
         Raises:

@@ -243,7 +243,8 @@ def test_the_other_shipped_configs_are_valid_over_their_data(test_data: Path) ->
 
 
 def test_the_real_mix_runs_and_tells_its_rejections(test_data: Path, tmp_path: Path) -> None:
-    overrides = ["train.model=none", "train.steps=300", "metrics.log_every=300", "metrics.sinks=[]"]
+    steps = ["train.steps=300", "train.save_every=300", "metrics.log_every=300"]
+    overrides = ["train.model=none", "metrics.sinks=[]", *steps]
     places = [f"train.run_dir={tmp_path / 'run'}", f"cache.dir={tmp_path / 'cache'}"]
     arguments = ["train", str(CONFIGS / "real-mix.yaml"), *overrides, *places]
     result = runner.invoke(app, arguments, env={"STREAMSFT_TEST_DATA": str(test_data)})
