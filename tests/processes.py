@@ -7,6 +7,7 @@ its way to a spawned one. Where the start of Python itself is the point, a test 
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -38,7 +39,7 @@ _IMPORTED = [
     "tests.streams",
     "tests.training.runs",
 ]
-"""Modules that the server has imported; none of them starts a thread when it is imported."""
+"""Modules that the server has imported; the only thread that they start is of pyarrow's allocator, made for forks."""
 
 
 @cache
@@ -70,6 +71,7 @@ class Started:
         given = (os.getcwd(), dict(environment), *writers, function, args)
         self.process = context().Process(target=_begin, args=given)
         self.process.start()
+        atexit.register(self.process.kill)  # multiprocessing would wait for what a failed test leaves running
         self._files = [os.fdopen(os.dup(reader.fileno()), "rb") for reader, _ in pipes]
         self._read = [b"", b""]
         for reader, writer in pipes:

@@ -201,18 +201,9 @@ def test_torchrun_ranks_share_the_steps_of_one_process(tmp_path: Path) -> None:
         folder.mkdir()
         write(folder)
     assert runner.invoke(app, ["train", str(alone / "config.yaml"), "-q"]).exit_code == 0
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "streamsft",
-    ]
-    arguments = ["train", shared / "config.yaml"]
-    result = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "streamsft", "train", shared / "config.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("done: 4 steps") == 1
     ranks = [_packs(shared, rank) for rank in range(2)]

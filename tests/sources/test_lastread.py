@@ -21,11 +21,9 @@ def _read(last: LastRead, worker: int, *sources: str) -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_dead_workers_are_named_with_the_source_that_they_read_last(method: str) -> None:
     last = LastRead(["a", "b"], 3)
-    processes_of = get_context("fork") if method == "fork" else context()
+    chosen = get_context("fork") if method == "fork" else context()
     read = [("b", "a"), (), ("a", "b")]
-    processes = [
-        processes_of.Process(target=_read, args=(last, worker, *sources)) for worker, sources in enumerate(read)
-    ]
+    processes = [chosen.Process(target=_read, args=(last, worker, *sources)) for worker, sources in enumerate(read)]
     for process in processes:
         process.start()
         process.join()

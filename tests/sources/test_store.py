@@ -180,7 +180,7 @@ def _first_ids(samples: list[Sample]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_works_in_a_loader_with_spawned_workers(kind: str, tmp_path: Path) -> None:
+def test_works_in_a_loader_whose_workers_get_it_pickled(kind: str, tmp_path: Path) -> None:
     store = write(tmp_path / "s" if kind == "disk" else None)
     loader = DataLoader(
         store,  # type: ignore[arg-type]
