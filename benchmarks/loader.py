@@ -91,7 +91,7 @@ def contenders(stores: list[Path]) -> list[Contender]:
 def main() -> int:
     """Measure, and print the figures."""
     options = arguments("Measure the loader.").parse_args()
-    tokens, seconds, rounds = (2_000_000, 0.1, 1) if options.quick else (80_000_000, 0.7, 15)
+    tokens, seconds, rounds = (500_000, 0.1, 1) if options.quick else (80_000_000, 0.7, 15)
     with tempfile.TemporaryDirectory() as folder:
         stores = [Path(folder) / name for name in MEDIANS]
         for seed, (store, middle) in enumerate(zip(stores, MEDIANS.values(), strict=True)):

@@ -123,12 +123,10 @@ def collate_dicts(rows: list[dict[str, list[int]]]) -> Arrays:
     return np.array(ids, np.int32), np.array(masks, np.bool_)
 
 
-def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_up: int) -> float:
+def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_up: int, method: str) -> float:
     """Seconds per batch, once the workers run."""
-    method = "spawn" if workers else None
-    loader = DataLoader(
-        data, BATCH, sampler=order, collate_fn=collate, num_workers=workers, multiprocessing_context=method
-    )
+    started = {"num_workers": workers, "multiprocessing_context": method if workers else None}
+    loader = DataLoader(data, BATCH, sampler=order, collate_fn=collate, **started)
     batches = iter(loader)
     for _ in range(warm_up):
         next(batches)
@@ -165,6 +163,7 @@ def main() -> int:
     """Measure, and print the figures."""
     options = arguments("Measure opening token stores and reading them row by row.").parse_args()
     rows, large, tries, batches = (2_000, 4_000, 1, 40) if options.quick else (100_000, 800_000, 2, 3_000)
+    method = "fork" if options.quick else "spawn"
     figures, table = {}, []
     with tempfile.TemporaryDirectory() as place:
         folder = write(Path(place) / "rows", rows)
@@ -177,8 +176,8 @@ def main() -> int:
         store = ss.TokenStore.open(folder)
         order = np.random.default_rng(0).integers(0, rows, BATCH * min(batches, 600)).tolist()
         for workers in (0, 2):
-            ours = batch_seconds(store, collate_samples, workers, order, 20)
-            theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 4], 5)
+            ours = batch_seconds(store, collate_samples, workers, order, 20, method)
+            theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 4], 5, method)
             figures["ratio_fetch_workers2" if workers else "ratio_fetch"] = theirs / ours
             table.append(
                 [f"batch of {BATCH}, {workers} workers", f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms"]

@@ -120,7 +120,7 @@ def stream_tokens(stores: list[Path], background: bool) -> Iterator[ss.Batch]:
 
 def measure_tokens(folder: Path, *, quick: bool) -> list[Contender]:
     """Batches per second from token files."""
-    tokens, seconds, rounds = (1_000_000, 0.1, 1) if quick else (80_000_000, 2.0, 5)
+    tokens, seconds, rounds = (500_000, 0.1, 1) if quick else (80_000_000, 2.0, 5)
     stores = []
     for seed, (name, middle) in enumerate(loader.MEDIANS.items()):
         loader.write_store(folder / "whole" / name, tokens // len(loader.MEDIANS), middle, seed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import streamsft
+from streamsft import __version__
 from streamsft.cli import app
 from streamsft.cli_docs import JSON_KEYS
 from streamsft.cli_options import _keys
 from tests.pipelines import demo_files, small_config
+from tests.processes import run_streamsft, start, streamsft
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 COMMANDS = (
@@ -42,10 +45,6 @@ def write(folder: Path) -> Path:
     return file
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=lambda c: c[0] if c else "app")
 def test_help_is_there_for_every_command(command: tuple[str, ...]) -> None:
     result = runner.invoke(app, [*command, "--help"])
@@ -69,7 +68,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_version_names_what_a_bug_report_needs() -> None:
     shown = runner.invoke(app, ["version"]).output
-    assert f"streamsft {streamsft.__version__}" in shown
+    assert f"streamsft {__version__}" in shown
     assert "torch " in shown
     assert "python 3." in shown
 
@@ -84,10 +83,11 @@ def test_a_mistake_is_one_message_without_a_traceback_and_exit_code_2(tmp_path: 
 
 
 def test_debug_shows_where_an_error_was_raised(tmp_path: Path) -> None:
-    result = run("streamsft", "validate", tmp_path / "none.yaml", "--debug")
+    result = run_streamsft("validate", tmp_path / "none.yaml", "--debug")
     assert "Traceback" in result.stderr
     assert "there is no such config file" in result.stderr
-    result = run("streamsft", "validate", tmp_path / "none.yaml")
+    command = [sys.executable, "-m", "streamsft", "validate", tmp_path / "none.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2
     assert result.stderr == f"error: {tmp_path}/none.yaml: there is no such config file\n"
 
@@ -148,13 +148,13 @@ def test_every_command_prints_one_json_object_with_the_keys_that_the_page_promis
 
 def test_quiet_training_says_when_it_begins_saves_and_ends(tmp_path: Path) -> None:
     config = str(write(tmp_path))
-    first = run("streamsft", "train", config, "-q", "train.steps=2")
+    first = run_streamsft("train", config, "-q", "train.steps=2")
     assert first.stdout == (
         f"train: 2 steps, in {tmp_path}/run\n"
         f"done: 2 steps, in {tmp_path}/run (metrics.jsonl; checkpoints/step-00000002)\n"
     )
     assert "step 2 of 2: checkpoint saved\n" in first.stderr
-    second = run("streamsft", "train", config, "-q")
+    second = run_streamsft("train", config, "-q")
     assert f"going on from step 2 in {tmp_path}/run\n" in second.stderr
     third = runner.invoke(app, ["train", config, "-q"])
     assert third.exit_code == 0
@@ -163,7 +163,7 @@ def test_quiet_training_says_when_it_begins_saves_and_ends(tmp_path: Path) -> No
 
 
 def test_the_version_is_an_option_too() -> None:
-    assert runner.invoke(app, ["--version"]).output == f"streamsft {streamsft.__version__}\n"
+    assert runner.invoke(app, ["--version"]).output == f"streamsft {__version__}\n"
 
 
 def test_shells_complete_the_keys_of_overrides() -> None:
@@ -195,18 +195,15 @@ def test_demo_takes_a_folder_and_overrides(tmp_path: Path) -> None:
     assert runner.invoke(app, ["demo", str(demo_files().corpora["units"].parent)]).exit_code == 2
 
 
-def torchrun(config: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    return run(*launcher, "streamsft", "train", config, *overrides)
-
-
 def test_torchrun_ranks_share_the_steps_of_one_process(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for folder in (alone, shared):
         folder.mkdir()
         write(folder)
     assert runner.invoke(app, ["train", str(alone / "config.yaml"), "-q"]).exit_code == 0
-    result = torchrun(shared / "config.yaml")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "streamsft", "train", shared / "config.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("done: 4 steps") == 1
     ranks = [_packs(shared, rank) for rank in range(2)]
@@ -214,9 +211,14 @@ def test_torchrun_ranks_share_the_steps_of_one_process(tmp_path: Path) -> None:
 
 
 def test_an_error_ends_all_ranks_with_one_message(tmp_path: Path) -> None:
-    result = torchrun(write(tmp_path), "mix.sources.units.path=no/units.json")
-    assert result.returncode != 0
-    assert result.stderr.count("error: source units: no/units.json: no such file") == 1
+    arguments = ("train", str(write(tmp_path)), "mix.sources.units.path=no/units.json")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **place} for rank in "01"]
+    started = [start(streamsft, *arguments, environment={**os.environ, **rank}) for rank in ranks]
+    ended = [process.end() for process in started]
+    assert [rank.returncode for rank in ended] == [2, 2]
+    assert "".join(rank.stderr for rank in ended).count("error: source units: no/units.json: no such file") == 1
 
 
 def _packs(folder: Path, rank: int) -> list[list[object]]:
@@ -232,7 +234,8 @@ def test_the_other_shipped_configs_are_valid_over_their_data(test_data: Path) ->
 
 
 def test_the_real_mix_runs_and_tells_its_rejections(test_data: Path, tmp_path: Path) -> None:
-    overrides = ["train.model=none", "train.steps=300", "metrics.log_every=300", "metrics.sinks=[]"]
+    steps = ["train.steps=300", "train.save_every=300", "metrics.log_every=300"]
+    overrides = ["train.model=none", "metrics.sinks=[]", *steps]
     places = [f"train.run_dir={tmp_path / 'run'}", f"cache.dir={tmp_path / 'cache'}"]
     arguments = ["train", str(CONFIGS / "real-mix.yaml"), *overrides, *places]
     result = runner.invoke(app, arguments, env={"STREAMSFT_TEST_DATA": str(test_data)})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from streamsft.cli_running import Outcome, running
 from streamsft.errors import DataError
+from tests import processes
 from tests.pipelines import demo_files, small_config
 
 
@@ -90,14 +89,18 @@ def test_a_command_that_is_stopped_says_what_is_left(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def unread(file: str) -> None:
+    """In a process of its own: validate a config, with nobody to read what is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    processes.streamsft("validate", file)
+
+
 def test_a_reader_that_has_gone_ends_a_command_as_it_ends_other_programs(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(small_config(tmp_path)))
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "streamsft", "validate", str(file)]
-    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
+    ended = processes.run(unread, str(file))
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
@@ -111,13 +114,12 @@ def test_tokenizing_that_is_stopped_leaves_nothing_half_written(tmp_path: Path, 
     config["mix"]["sources"]["pipe"]["format"] = "messages"
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "streamsft", "tokenize", str(file), "-j", "1", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = processes.start_streamsft("tokenize", file, "-j", "1", "--json")
     with pipe.open("wb", buffering=0) as writer:  # opens when the process reads
-        process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        os.kill(process.pid, number)
+        returncode, out, err = process.end()
         assert writer.fileno() >= 0
-    assert process.returncode == 128 + number
+    assert returncode == 128 + number
     assert f"{number.name}: stopped; nothing half-written is left" in err
     assert "Traceback" not in err
     assert json.loads(out)["ok"] is False

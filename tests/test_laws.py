@@ -178,6 +178,8 @@ def test_source_of_any_kind_gives_the_same_stream() -> None:
 def _digests() -> Iterator[str]:
     for make in TABLE.values():
         yield laws.digest(lambda make=make: make(Mix(seed=5)), 25)
+    for streamed in STREAMED_STAGES.values():
+        yield laws.digest(lambda make=streamed: make(StreamedMix(seed=5)), 25)
 
 
 def print_digests() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamsft.comm import Comm, TorchComm, disconnect
+from tests.processes import context
 
 __all__ = ["launch"]
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def launch(size: int, function: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
-    """Call `function(comm, *args)` in `size` spawned processes of one gloo group.
+    """Call `function(comm, *args)` in `size` processes of one gloo group.
 
     The function, its arguments and its results must be picklable; the function is one of a module. When a rank
     fails, the others, which may be waiting for it, are ended.
@@ -35,14 +35,13 @@ def launch(size: int, function: Callable[..., T], *args: Any, timeout: float = 1
         RuntimeError: a process died without a word; says which and its exit code.
         Exception: what the first rank to fail raised, with its traceback as a note.
     """
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="streamsft-ranks-") as folder:
         processes: list[BaseProcess] = []
         pipes: list[Connection] = []
         try:
             for rank in range(size):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(
+                receiver, sender = context().Pipe(duplex=False)
+                process = context().Process(
                     target=_rank, args=(rank, size, Path(folder, "meet"), timeout, sender, function, args)
                 )
                 process.start()

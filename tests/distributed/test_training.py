@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from streamsft.comm import Comm, LocalComm, ThreadComm
+from streamsft.comm import Comm, LocalComm, ThreadComm, connect
 from streamsft.errors import RunError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.interleave import Interleave
@@ -25,6 +25,7 @@ from streamsft.training import snapshot
 from streamsft.training.settings import RUN_METRICS, TrainResult, TrainSettings
 from streamsft.training.stepping import Stepper, make_optimizer
 from streamsft.types import Shard
+from tests import processes
 from tests.distributed.launch import launch
 from tests.fakes import ListSource
 from tests.training.runs import ListSink, make_loader, packs_by_step, run, small_model, weights
@@ -165,18 +166,19 @@ def test_a_signal_to_one_rank_stops_all_and_they_go_on_to_the_same_bits(tmp_path
     assert packs_by_step(tmp_path / "legs") == packs_by_step(tmp_path / "whole")
 
 
-def test_a_full_disk_ends_all_ranks_with_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def full_in_its_second_leg(comm: Comm, run_dir: Path) -> str:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def second_leg(comm: Comm) -> str:
-        with pytest.raises(RunError) as caught:
-            run(tmp_path, 8, "small", comm=comm)
-        return str(caught.value)
+    run(run_dir, 4, "small", comm=comm)
+    snapshot.save_weights = full
+    with pytest.raises(RunError) as caught:
+        run(run_dir, 8, "small", comm=comm)
+    return str(caught.value)
 
-    ThreadComm.run(2, lambda comm: run(tmp_path, 4, "small", comm=comm))
-    monkeypatch.setattr(snapshot, "save_weights", full)
-    first, second = ThreadComm.run(2, second_leg)
+
+def test_a_full_disk_ends_all_ranks_with_the_same_error(tmp_path: Path) -> None:
+    first, second = launch(2, full_in_its_second_leg, tmp_path)
     assert "No space left on device (" in first
     assert second == f"rank 0: {first}"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000004"]
@@ -196,35 +198,36 @@ def test_ranks_that_would_read_other_data_are_refused(tmp_path: Path) -> None:
         assert "ranks 1, 2, 3 have another stream than rank 0" in message
 
 
-FAILING = """
-import sys
-from pathlib import Path
-from streamsft.comm import connect
-from tests.training.runs import make_loader, run
-comm = connect()
-loader = make_loader(comm=comm)
 class Failing:
-    def __getattr__(self, name): return getattr(loader, name)
-    def __iter__(self):
-        for batch in loader:
-            if comm.rank == 1 and batch.step == 3: raise KeyError("rank 1 cannot go on")
+    """A loader that fails on rank 1 in its third step."""
+
+    def __init__(self, loader: Loader, rank: int) -> None:
+        self._loader, self._rank = loader, rank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Any:
+        for batch in self._loader:
+            if self._rank == 1 and batch.step == 3:
+                raise KeyError("rank 1 cannot go on")
             yield batch
-run(Path(sys.argv[1]), 1000, "small", comm=comm, loader=Failing())
-"""
+
+
+@record
+def failing_rank(run_dir: Path) -> None:
+    comm = connect()
+    run(run_dir, 1000, "small", comm=comm, loader=Failing(make_loader(comm=comm), comm.rank))
+
+
+def launched_by_torchrun(run_dir: Path) -> None:
+    """In a process of its own: what torchrun does, with ranks that are forks of it."""
+    one_node = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, "max_restarts": 0, "monitor_interval": 0.1}
+    place = {"run_id": "failing", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    elastic_launch(LaunchConfig(**one_node, **place, start_method="fork"), failing_rank)(run_dir)
 
 
 def test_an_exception_on_one_rank_ends_the_whole_launch(tmp_path: Path) -> None:
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [*command, str(tmp_path / "run")],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode != 0
-    assert "rank 1 cannot go on" in done.stderr
+    ended = processes.run(launched_by_torchrun, tmp_path / "run")
+    assert ended.returncode != 0
+    assert "rank 1 cannot go on" in ended.stderr

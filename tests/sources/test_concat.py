@@ -17,6 +17,7 @@ from streamsft.errors import ConfigError
 from streamsft.sources.concat import ConcatStore
 from streamsft.sources.store import TokenStore
 from streamsft.types import Sample
+from tests.processes import context
 from tests.sources.samplers import Spread, collate
 from tests.sources.stores import rows_of, write_lines, write_parquet, write_saved
 
@@ -96,7 +97,7 @@ def loader(kind: str, rows: ConcatStore, workers: int) -> StatefulDataLoader[Any
         sampler=sampler(kind, rows),
         collate_fn=collate,
         num_workers=workers,
-        multiprocessing_context="spawn" if workers else None,
+        multiprocessing_context=context() if workers else None,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+from multiprocessing import get_context
 
 import pytest
 
 from streamsft.sources import lastread
 from streamsft.sources.lastread import LastRead, note
+from tests.processes import context
 
 
 def _read(last: LastRead, worker: int, *sources: str) -> None:
@@ -17,12 +18,12 @@ def _read(last: LastRead, worker: int, *sources: str) -> None:
         note(source)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_dead_workers_are_named_with_the_source_that_they_read_last(method: str) -> None:
     last = LastRead(["a", "b"], 3)
-    context = multiprocessing.get_context(method)
+    chosen = get_context("fork") if method == "fork" else context()
     read = [("b", "a"), (), ("a", "b")]
-    processes = [context.Process(target=_read, args=(last, worker, *sources)) for worker, sources in enumerate(read)]
+    processes = [chosen.Process(target=_read, args=(last, worker, *sources)) for worker, sources in enumerate(read)]
     for process in processes:
         process.start()
         process.join()

@@ -15,6 +15,7 @@ from streamsft.errors import ConfigError, StoreError
 from streamsft.sources.base import is_source
 from streamsft.sources.store import TokenStore
 from streamsft.types import Sample
+from tests.processes import context
 
 ROWS: list[dict[str, list[int]]] = [
     {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]},
@@ -179,13 +180,13 @@ def _first_ids(samples: list[Sample]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_works_in_a_loader_with_spawned_workers(kind: str, tmp_path: Path) -> None:
+def test_works_in_a_loader_whose_workers_get_it_pickled(kind: str, tmp_path: Path) -> None:
     store = write(tmp_path / "s" if kind == "disk" else None)
     loader = DataLoader(
         store,  # type: ignore[arg-type]
         batch_size=2,
         num_workers=2,
-        multiprocessing_context="spawn",
+        multiprocessing_context="spawn" if kind == "disk" else context(),
         collate_fn=_first_ids,
     )
     assert [pair for batch in loader for pair in batch] == [(0, 18), (1, 0), (2, 9), (3, 10), (4, 16)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing as mp
 import os
 import signal
 from pathlib import Path
@@ -18,14 +17,12 @@ from streamsft.errors import StoreError
 from streamsft.sources import publish
 from streamsft.sources.manifest import MANIFEST_FILE
 from streamsft.sources.store import TokenStore
+from tests.processes import context
 from tests.sources.store_processes import build, build_and_die, fill_the_disk, private_growth, race, watch
-
-PROCESSES = mp.get_context("forkserver")  # each starts clean, and the imports are paid once
-PROCESSES.set_forkserver_preload(["tests.sources.store_processes"])
 
 
 def run(target: Any, *args: Any) -> int | None:
-    process = PROCESSES.Process(target=target, args=args)
+    process = context().Process(target=target, args=args)
     process.start()
     process.join(120)
     return process.exitcode
@@ -36,9 +33,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_eight_processes_build_the_same_entries_while_another_reads(tmp_path: Path) -> None:
-    rounds, barrier, stop, failures = 20, PROCESSES.Barrier(8), PROCESSES.Event(), PROCESSES.Queue()
-    reader = PROCESSES.Process(target=watch, args=(tmp_path, rounds, stop, failures))
-    writers = [PROCESSES.Process(target=race, args=(tmp_path, rounds, barrier, failures)) for _ in range(8)]
+    rounds, barrier, stop, failures = 20, context().Barrier(8), context().Event(), context().Queue()
+    reader = context().Process(target=watch, args=(tmp_path, rounds, stop, failures))
+    writers = [context().Process(target=race, args=(tmp_path, rounds, barrier, failures)) for _ in range(8)]
     for process in (reader, *writers):
         process.start()
     for process in writers:
@@ -79,7 +76,7 @@ def test_temporary_directories_of_living_writers_and_other_machines_stay(tmp_pat
 
 def test_a_limit_on_file_size_publishes_nothing_and_says_so(tmp_path: Path) -> None:
     for limit in (100, 3000, 30_000):
-        messages = PROCESSES.Queue()
+        messages = context().Queue()
         assert run(fill_the_disk, tmp_path / "s", limit, messages) == 1
         kind, message = messages.get(timeout=10)
         assert kind == "StoreError"
@@ -213,7 +210,7 @@ def test_reading_does_not_fill_the_memory(kind: str, tmp_path: Path) -> None:
         columns = {"input_ids": ids.astype(np.int64), "loss_mask": ids % 2}
         arrays = {name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in columns.items()}
         datasets.Dataset(pa.table(arrays)).save_to_disk(tmp_path / "s")
-    results = PROCESSES.Queue()
+    results = context().Queue()
     assert run(private_growth, tmp_path / "s", results) == 0
     assert results.get(timeout=10) < 4 * 2**20  # 200,000 rows; the tokens are 16 MB, as 64-bit numbers 32 MB
 

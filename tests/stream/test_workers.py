@@ -26,6 +26,7 @@ from tests import laws
 from tests.fakes import ListSource, source
 from tests.mixes import Mix, mixes
 from tests.passes import passes_behind
+from tests.processes import context
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than cores
 
@@ -60,15 +61,17 @@ def test_workers_are_free_of_lanes_too() -> None:
     laws.elastic(make, [laws.Leg(1, 2, workers=2), laws.Leg(2, 3), laws.Leg(1, 4, workers=2)])
 
 
-def test_spawned_workers_make_the_same_batches_and_values() -> None:
+def test_workers_that_get_everything_pickled_make_the_same_batches_and_values() -> None:
+    """They start from a server that has imported what they need; spawned ones are in tests/test_streaming_laws.py."""
+    context()
     options: Any = {"metrics": [Metric("tokens", _tokens, [Mean()])]}
-    plain, spawned = _loader(**options), _loader(**options, workers=2, start_method="spawn")
-    for left, right in islice(zip(plain, spawned, strict=False), 5):
+    plain, served = _loader(**options), _loader(**options, workers=2, start_method="forkserver")
+    for left, right in islice(zip(plain, served, strict=False), 5):
         assert laws.samples(left) == laws.samples(right)
         assert left.lanes == right.lanes
         assert left.stats.values["tokens"].tolist() == right.stats.values["tokens"].tolist()
         assert left.stats.first.tolist() == right.stats.first.tolist()
-    assert plain.state_dict() == spawned.state_dict()
+    assert plain.state_dict() == served.state_dict()
 
 
 @settings(max_examples=15)

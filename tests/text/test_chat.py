@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import pickle
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import parser
+from tests.processes import context
 from tests.text import tokenizers as made
 
 U, A = {"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4."}
@@ -261,9 +261,9 @@ def _digest_in_a_process(using: ChatTokenizer) -> tuple[str, list[int], list[boo
     return using.fingerprint, result["input_ids"].tolist(), result["loss_mask"].tolist()
 
 
-def test_a_tokenizer_survives_spawn_and_gives_the_same_there() -> None:
+def test_a_tokenizer_goes_to_another_process_and_gives_the_same_there() -> None:
     using = chat(made.THINKING)
     using({"messages": [U, A]})
     assert _digest_in_a_process(pickle.loads(pickle.dumps(using))) == _digest_in_a_process(using)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with context().Pool(1) as pool:
         assert pool.apply(_digest_in_a_process, (using,)) == _digest_in_a_process(using)

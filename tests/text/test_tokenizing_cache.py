@@ -7,8 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,8 @@ from streamsft.sources.store import TokenStore
 from streamsft.text import cachekey
 from streamsft.text.cachekey import cache_key, default_cache_dir
 from streamsft.text.tokenizing import tokenize
-from tests.text.transforms import characters, failing
-
-ROOT = Path(__file__).parents[2]
+from tests import processes
+from tests.text.transforms import characters, failing, slowly
 
 
 def written(path: Path, rows: int = 50, mark: str = "") -> Path:
@@ -38,15 +35,12 @@ def entries(cache: Path) -> list[str]:
     return sorted(entry.name for entry in (cache / "stores").iterdir())
 
 
-def script(cache: Path, data: Path, before: str = "", slow: bool = False) -> list[str]:
-    """A command that tokenizes in a process of its own."""
-    transform = "slowly" if slow else "characters"
-    return [
-        sys.executable,
-        "-c",
-        f"{before}\nfrom streamsft.text.tokenizing import tokenize\nfrom tests.text.transforms import {transform}\n"
-        f"print(tokenize({str(data)!r}, transform={transform}, name='s', cache_dir={str(cache)!r}).fingerprint)",
-    ]
+def alone(cache: Path, data: Path, limit: int | None = None, slow: bool = False) -> None:
+    """In a process of its own: tokenize, where no file may have more than `limit` bytes."""
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    store = tokenize(data, transform=slowly if slow else characters, name="s", cache_dir=cache)
+    print(store.fingerprint)
 
 
 class TestKey:
@@ -131,11 +125,10 @@ class TestDamage:
 
     def test_a_killed_writer_leaves_nothing_that_counts(self, tmp_path: Path) -> None:
         path = written(tmp_path / "a.jsonl")
-        writer = subprocess.Popen(script(tmp_path / "c", path, slow=True), cwd=ROOT, stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()  # it is in the middle of its rows
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
+        writer = processes.start(alone, tmp_path / "c", path, None, True)
+        writer.readline()  # it is in the middle of its rows
+        os.kill(writer.pid, signal.SIGKILL)
+        assert writer.end().returncode == -signal.SIGKILL
         assert len(entries(tmp_path / "c")) == 1
         assert entries(tmp_path / "c")[0].startswith(".")
         store = run(path, tmp_path / "c")
@@ -145,8 +138,7 @@ class TestDamage:
 
     def test_a_full_disk_publishes_nothing_and_says_so(self, tmp_path: Path) -> None:
         path = written(tmp_path / "a.jsonl", 3000)
-        limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, {resource.RLIM_INFINITY}))"
-        full = subprocess.run(script(tmp_path / "c", path, limit), cwd=ROOT, capture_output=True, text=True)
+        full = processes.run(alone, tmp_path / "c", path, 20_000)
         assert full.returncode == 1
         assert "StoreError" in full.stderr
         assert "Nothing was published" in full.stderr
@@ -156,8 +148,7 @@ class TestDamage:
     def test_a_disk_too_full_for_the_list_of_rejections(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jsonl"
         path.write_text('{"text": "fine"}\n' + "bad\n" * 3000)
-        limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, {resource.RLIM_INFINITY}))"
-        full = subprocess.run(script(tmp_path / "c", path, limit), cwd=ROOT, capture_output=True, text=True)
+        full = processes.run(alone, tmp_path / "c", path, 20_000)
         assert "StoreError" in full.stderr
         assert "rejected.jsonl: cannot be written" in full.stderr
         assert entries(tmp_path / "c") == []
@@ -165,9 +156,10 @@ class TestDamage:
 
 def test_racing_processes_make_one_entry(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", 300)
-    racers = [subprocess.Popen(script(tmp_path / "c", path), cwd=ROOT, stdout=subprocess.PIPE) for _ in range(4)]
-    prints = {racer.communicate()[0] for racer in racers}
-    assert [racer.returncode for racer in racers] == [0] * 4
+    racers = [processes.start(alone, tmp_path / "c", path) for _ in range(4)]
+    ended = [racer.end() for racer in racers]
+    assert [racer.returncode for racer in ended] == [0] * 4
+    prints = {racer.stdout for racer in ended}
     assert len(prints) == 1
     (entry,) = entries(tmp_path / "c")
-    assert TokenStore.open(tmp_path / "c" / "stores" / entry, verify=True).fingerprint == prints.pop().decode().strip()
+    assert TokenStore.open(tmp_path / "c" / "stores" / entry, verify=True).fingerprint == prints.pop().strip()

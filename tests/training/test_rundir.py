@@ -1,7 +1,7 @@
 import json
+import os
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from streamsft.errors import RunError
 from streamsft.training import rundir
 from streamsft.training.rundir import RunDirectory
+from tests.processes import start
 from tests.training.test_checkpoint import save
 
 MINE = {"seed": 7, "sequence_length": 64, "sources": {"a": ["ab12", 0.5], "b": ["cd34", 0.5]}}
@@ -62,18 +63,22 @@ def test_fresh_leaves_files_that_are_no_run_where_they_are(tmp_path: Path) -> No
     assert (tmp_path / "thesis.tex").exists()
 
 
+def hold(path: Path) -> None:
+    """In a process of its own: use the directory until the process is killed."""
+    directory = RunDirectory(path)
+    print("held", flush=True)
+    signal.pause()
+    directory.close()
+
+
 def test_a_directory_in_use_is_refused_until_its_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "_LOCK_WAIT_S", 0.0)
-    code = f"from streamsft.training.rundir import *; d = RunDirectory(__import__('pathlib').Path({str(tmp_path)!r}))\n"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code + "print(1, flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
+    holder = start(hold, tmp_path)
+    assert holder.readline() == "held\n"
     with pytest.raises(RunError, match="in use by another process"):
         RunDirectory(tmp_path)
-    holder.kill()
-    holder.wait()
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.end()
     RunDirectory(tmp_path).close()
 
 
