@@ -36,7 +36,7 @@ class Counts:
 
 def quiet() -> Console:
     """Where tables go that nobody asked for."""
-    return Console(file=open(os.devnull, "w"))  # noqa: SIM115, it lives as long as the process
+    return Console(file=open(os.devnull, "w"))
 
 
 def command(config: Path, *overrides: str, processes: int = 1) -> list[str]:

@@ -33,7 +33,12 @@ def forecast_differs(config: Path, overrides: list[str], run: Path) -> list[str]
     said = ss.forecast(loaded, console=quiet()).to_json()["sources"]
     stores = ss.tokenize(loaded, console=quiet())
     seen = by_source(run, stores, loaded.sequence_length)
-    names = {"samples": "samples", "tokens": "tokens", "supervised_tokens": "supervised_tokens", "cut": "truncated_tokens"}
+    names = {
+        "samples": "samples",
+        "tokens": "tokens",
+        "supervised_tokens": "supervised_tokens",
+        "cut": "truncated_tokens",
+    }
     return [
         f"{source}: {name} {said.get(source, {}).get(name)}, counted {numbers[key]}"
         for source, numbers in seen.items()
@@ -71,7 +76,8 @@ def main() -> int:
         folder = Path(name)
         config = (options.config or demo_config(folder / "demo", 300)).absolute()
         overrides = ["loader.global_batch_size=8", f"train.steps={steps}"]
-        settings = [f"train.run_dir={folder / 'run'}", f"train.save_every={steps}", "train.model=none", "train.audit=true"]
+        settings = [f"train.run_dir={folder / 'run'}", f"train.save_every={steps}"]
+        settings += ["train.model=none", "train.audit=true"]
         settings += ["metrics.sinks=[]", f"metrics.log_every={max(1, steps // 100)}", "loader.workers=1"]
         train(config, *overrides, *settings, processes=2)
         wrong = forecast_differs(config, overrides, folder / "run")

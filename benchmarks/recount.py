@@ -25,6 +25,7 @@ from audits import command, demo_config, quiet, record_of, train
 from measuring import arguments, report
 
 import streamsft as ss
+from streamsft.commands.explain_run import run_config
 from streamsft.config import Config
 
 
@@ -50,7 +51,9 @@ def kill(config: Path, run: Path, step: int, *overrides: str) -> None:
     while process.poll() is None and not (audit.exists() and audit.read_bytes().count(b"\n") >= step):
         time.sleep(0.001)
     if process.poll() is not None:
-        raise SystemExit(f"the run ended before it was killed\n{process.stderr.read()[-3000:] if process.stderr else ''}")
+        told = process.stderr.read()[-3000:] if process.stderr else ""
+        raise SystemExit(f"the run ended before it was killed
+{told}")
     ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
     for pid in [*map(int, ranks.split()), process.pid]:
         os.kill(pid, signal.SIGKILL)
@@ -61,7 +64,7 @@ def disturbed(config: Path, folder: Path, steps: int) -> Path:
     """Make the run; its directory."""
     run = folder / "run"
     sources = ss.load_config(config).mix.sources
-    scheduled, changed = list(sources)[0], list(sources)[-1]
+    scheduled, *_, changed = sources
     settings = [
         f"train.run_dir={run}",
         f"train.save_every={max(2, steps // 8)}",
@@ -80,14 +83,15 @@ def disturbed(config: Path, folder: Path, steps: int) -> Path:
 
 def differing(run: Path) -> tuple[int, list[str]]:
     """How many totals were counted, and those that the last record has otherwise."""
-    config: Config = ss.load_config(json.loads((run / "config.json").read_bytes()))
+    config: Config = ss.load_config(run_config(run))
     if config.packing.overflow != "truncate":
         raise SystemExit(f"{run}: packing.overflow is {config.packing.overflow}; only truncate is counted")
     stores = ss.tokenize(config, console=quiet())
     nodes = nodes_of(config.model_dump()["mix"]["sources"], "mix")
     expected = record_of(run, stores, nodes, config.sequence_length)
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
-    found = [f"{key}: recorded {last.get(key)}, counted {value}" for key, value in expected.items() if last.get(key) != value]
+    wrong = {key: value for key, value in expected.items() if last.get(key) != value}
+    found = [f"{key}: recorded {last.get(key)}, counted {value}" for key, value in wrong.items()]
     return len(expected), found
 
 

@@ -18,7 +18,6 @@ from streamsft.cli_running import Outcome, running, tell_misused
 __all__ = ["app"]
 
 
-
 @final
 class _Commands(TyperGroup):
     """The commands; a command line that cannot be understood is told as JSON too, where that is asked for."""
