@@ -37,7 +37,8 @@ def forecast_differs(config: Path, overrides: list[str], run: Path) -> list[str]
         "samples": "samples",
         "tokens": "tokens",
         "supervised_tokens": "supervised_tokens",
-        "cut": "truncated_tokens",
+        "cut_samples": "truncated",
+        "cut_tokens": "truncated_tokens",
     }
     return [
         f"{source}: {name} {said.get(source, {}).get(name)}, counted {numbers[key]}"

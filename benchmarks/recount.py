@@ -52,8 +52,7 @@ def kill(config: Path, run: Path, step: int, *overrides: str) -> None:
         time.sleep(0.001)
     if process.poll() is not None:
         told = process.stderr.read()[-3000:] if process.stderr else ""
-        raise SystemExit(f"the run ended before it was killed
-{told}")
+        raise SystemExit(f"the run ended before it was killed\n{told}")
     ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
     for pid in [*map(int, ranks.split()), process.pid]:
         os.kill(pid, signal.SIGKILL)
