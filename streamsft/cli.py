@@ -6,17 +6,37 @@ What all commands have in common, errors, exit codes and ``--json``, is in `stre
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast, final
 
 import typer
+from typer.core import TyperGroup
 
 from streamsft import cli_ahead, cli_stores
 from streamsft.cli_options import KEPT, ConfigFile, Debug, Json, Overrides, Processes, Verify
-from streamsft.cli_running import Outcome, running
+from streamsft.cli_running import Outcome, running, tell_misused
 
 __all__ = ["app"]
 
+
+@final
+class _Commands(TyperGroup):
+    """The commands; a command line that cannot be understood is told as JSON too, where that is asked for."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        given = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except _MISUSED as error:
+            if "--json" in given:
+                tell_misused(given[0], error.format_message(), error.exit_code)
+            raise
+
+
+# What typer itself shows the message of, and ends with the exit code of; it gives it no name.
+_MISUSED = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
 app = typer.Typer(
+    cls=_Commands,
     name="streamsft",
     help="Endless, weighted, packed, loss-masked batches for fine-tuning, that resume on the exact sample.",
     rich_markup_mode=None,  # plain help, without the time that rich takes to import

@@ -21,13 +21,14 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, final
 
-__all__ = ["Outcome", "running"]
+__all__ = ["Outcome", "running", "tell_misused"]
 
 P = ParamSpec("P")
 
@@ -95,19 +96,26 @@ def _end_unread() -> NoReturn:
 
 
 def _told(command: str, error: Exception, *, debug: bool) -> Outcome:
-    """Print an error that a user can mend; raise any other again."""
+    """Print an error that a user can mend, with `debug` behind its traceback; raise any other again."""
     from streamsft.errors import StreamsftError
 
-    if debug or not isinstance(error, StreamsftError | OSError):
+    if not isinstance(error, StreamsftError | OSError):
         raise error
+    if debug:
+        traceback.print_exception(error)
     if isinstance(error, StreamsftError):
         message, shared = "\n".join([str(error), *getattr(error, "__notes__", ())]), error.shared
     else:
-        message, shared = f"{_system_error(error)}; --debug shows where", False
+        message, shared = f"{_system_error(error)}{'' if debug else '; --debug shows where'}", False
     _print(f"error: {message}", everywhere=not shared)
     if shared:
         _wait_until_told()
     return _failed(command, message, USER_ERROR, kind=type(error).__name__)
+
+
+def tell_misused(command: str, message: str, exit_code: int) -> None:
+    """Print as JSON that a command line cannot be understood."""
+    _print_json(_failed(command, message, exit_code, kind="UsageError"))
 
 
 def _system_error(error: OSError) -> str:
@@ -120,14 +128,20 @@ def _failed(command: str, message: str, exit_code: int, **more: Any) -> Outcome:
 
 
 def _finish(outcome: Outcome, as_json: bool) -> NoReturn:
-    if as_json and os.environ.get("RANK", "0") == "0":
-        data = {**outcome.data, "exit_code": outcome.exit_code}
-        sys.stderr.flush()
-        try:
-            print(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False), flush=True)
-        except BrokenPipeError:
-            _end_unread()
+    if as_json:
+        _print_json(outcome)
     raise SystemExit(outcome.exit_code)
+
+
+def _print_json(outcome: Outcome) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return
+    data = {**outcome.data, "exit_code": outcome.exit_code}
+    sys.stderr.flush()
+    try:
+        print(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False), flush=True)
+    except BrokenPipeError:
+        _end_unread()
 
 
 def _plain(value: Any) -> Any:

@@ -82,6 +82,15 @@ def test_a_mistake_is_one_message_without_a_traceback_and_exit_code_2(tmp_path: 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("given", [["convert", "x"], ["report", "--nope"], ["no-such"]], ids=" ".join)
+def test_a_command_line_that_cannot_be_understood_is_told_as_json_too(given: list[str]) -> None:
+    result = runner.invoke(app, [*given, "--json"])
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["exit_code"], told["ok"], told["command"]) == (2, 2, False, given[0])
+    assert told["error"] in result.stderr
+    assert not runner.invoke(app, given).stdout
+
+
 def test_debug_shows_where_an_error_was_raised(tmp_path: Path) -> None:
     result = run_streamsft("validate", tmp_path / "none.yaml", "--debug")
     assert "Traceback" in result.stderr

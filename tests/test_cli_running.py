@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -61,13 +62,13 @@ def test_what_the_system_refuses_is_told_without_a_traceback(capsys: pytest.Capt
     assert capsys.readouterr().err == "error: /some/file: Permission denied; --debug shows where\n"
 
 
-def test_debug_and_faults_of_our_own_show_where() -> None:
+def test_debug_and_faults_of_our_own_show_where(capsys: pytest.CaptureFixture[str]) -> None:
     @running("stopped")
     def command(*, debug: bool = False) -> Outcome:
         raise DataError("bad") if debug else ValueError("ours")
 
-    with pytest.raises(DataError):
-        command(debug=True)
+    assert run(lambda: command(debug=True)) == 2
+    assert re.fullmatch(r"Traceback .*DataError: bad\nerror: bad\n", capsys.readouterr().err, re.DOTALL)
     with pytest.raises(ValueError, match="ours"):
         command()
 

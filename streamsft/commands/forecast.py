@@ -175,7 +175,7 @@ def _print(console: Console, found: Forecast) -> None:
 
 def _table(stream: StreamForecast) -> Table:
     table = Table(title=f"Forecast of {stream.steps:,} steps", box=box.SIMPLE_HEAD)
-    table.add_column("source")
+    table.add_column("source", overflow="fold")
     for heading in ("asked", "of tokens", "samples", "tokens", "supervised", "passes", "seen", "steps/pass", "cut"):
         table.add_column(heading, justify="right")
     for source in stream.sources.values():

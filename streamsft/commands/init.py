@@ -74,7 +74,7 @@ def init(
         data: files, globs or folders.
         tokenizer: a tokenizer's folder, its hub id, or ``package:NAME``.
         output: where to write the config; by default ``streamsft.yaml`` in `folder`.
-        sequence_length: slots per pack; by default a power of two that 99 of 100 rows fit.
+        sequence_length: slots per pack; by default a power of two that 99 of 100 of the rows looked at fit.
         check: validate the config and show a preview.
         ask: ask at the terminal for what is not given.
         console: where to print; standard output by default.
@@ -99,8 +99,8 @@ def init(
     if not known:
         reasons = "\n  ".join(f"{candidate.path}: {seen.problem}" for candidate, seen in unknown)
         raise DataError(f"init: none of {len(unknown)} files can be trained on as it is:\n  {reasons}")
-    sequence_length = sequence_length or proposed_length([seen for _, seen in known])
     proposals = _proposals(known, named=list(data) != [folder])
+    sequence_length = sequence_length or proposed_length([one.look for one in proposals if one.weight])
     text = config_text(proposals, unknown, tokenizer=tokenizer, sequence_length=sequence_length, folder=path.parent)
     _write(path, text)
     console.print(text, markup=False, highlight=False, soft_wrap=True)

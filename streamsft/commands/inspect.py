@@ -165,7 +165,7 @@ def print_report(console: Console, report: StoreReport) -> None:
     console.print(table)
     console.print(_lengths_table(report))
     files = Table(title="Files", title_justify="left", box=None)
-    files.add_column("file")
+    files.add_column("file", overflow="fold")
     files.add_column("bytes", justify="right")
     for name, size in report.files:
         files.add_row(name, f"{size:,}")

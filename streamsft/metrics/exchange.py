@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import final
 
 import numpy as np
@@ -14,6 +15,7 @@ from streamsft.types import Ints
 __all__ = ["FRAME", "Exchange"]
 
 FRAME = 32768
+_HEAD = 2  # of a compressed vector: the layout's hash, and how many bytes follow
 
 
 @final
@@ -21,9 +23,12 @@ class Exchange:
     """Gathers the vectors of ledgers of one layout.
 
     A vector begins with its layout's hash, and a transport given vectors of different lengths may hang or abort
-    the process. So the first exchange sends a frame of `FRAME` numbers whatever the layout; once all hashes are
-    seen to be equal, exact lengths are sent. Only a layout that does not fit the frame (256 kB) costs a second
-    collective, once in a run.
+    the process. So the first exchange sends a frame of `FRAME` numbers (256 kB) whatever the layout; once all hashes
+    are seen to be equal, vectors that fit the frame are sent in their exact length.
+
+    Vectors that do not fit it are sent compressed, in a frame each time: most of what many sources could have seen
+    since the last log step they have not. Only where what changed does not fit the frame even so is the rest
+    gathered in a second collective.
 
     Attributes:
         collectives: all-gathers made so far.
@@ -46,17 +51,22 @@ class Exchange:
         Raises:
             MetricError: ranks have different layouts; raised on all of them.
         """
-        if self._agreed:
-            return self._all_gather(vector)
-        frame = np.zeros(FRAME, np.int64)
-        frame[: len(vector)] = vector[:FRAME]
-        first = self._all_gather(frame)
-        if (first[:, 0] != first[0, 0]).any():
+        fits = len(vector) <= FRAME
+        sent = vector if fits else _compressed(vector)
+        if not (self._agreed and fits):
+            sent = np.concatenate([sent, np.zeros(max(0, FRAME - len(sent)), np.int64)])
+        found = self._all_gather(sent[:FRAME])
+        if (found[:, 0] != found[0, 0]).any():
             raise MetricError(self._difference())
         self._agreed = True
-        if len(vector) <= FRAME:
-            return first[:, : len(vector)]
-        return np.concatenate([first, self._all_gather(vector[FRAME:])], axis=1)
+        if fits:
+            return found[:, : len(vector)]
+        longest = _HEAD - int(-found[:, 1].max() // 8)
+        if longest > FRAME:
+            rest = np.zeros(longest - FRAME, np.int64)
+            rest[: len(sent) - FRAME] = sent[FRAME:]
+            found = np.concatenate([found, self._all_gather(rest)], axis=1)
+        return np.stack([_restored(row) for row in found])
 
     def _all_gather(self, vector: Ints) -> Ints:
         self.collectives += 1
@@ -72,3 +82,15 @@ class Exchange:
         return "metrics differ between ranks; declare the same ones in the same order everywhere: " + "; ".join(
             only or ["their order differs"]
         )
+
+
+def _compressed(vector: Ints) -> Ints:
+    """Layout's hash, number of bytes, and the vector in these bytes; int64[…]."""
+    data = zlib.compress(vector.tobytes(), 1)
+    padded = data + bytes(-len(data) % 8)
+    return np.concatenate([vector[:1], [len(data)], np.frombuffer(padded, np.int64)])
+
+
+def _restored(sent: Ints) -> Ints:
+    """The vector that `_compressed` made `sent` of, which may be padded."""
+    return np.frombuffer(zlib.decompress(sent[_HEAD:].tobytes()[: int(sent[1])]), np.int64)

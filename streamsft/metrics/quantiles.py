@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar, final
 
 import numpy as np
 
 from streamsft.errors import MetricError
-from streamsft.metrics.histograms import Buckets
+from streamsft.metrics.histograms import Buckets, ranks
 from streamsft.types import Floats, Ints
 
 __all__ = ["Quantiles"]
@@ -45,12 +44,6 @@ def _middles(lo: float, hi: float) -> Floats:
     """Of each bucket, the value that is equally far, relatively, from both of its borders."""
     edges = _edges(lo, hi)
     return 2 * edges[:-1] * edges[1:] / (edges[:-1] + edges[1:])
-
-
-@lru_cache(maxsize=64)
-def _fractions(points: tuple[float, ...]) -> list[Fraction]:
-    """`points` as the decimal fractions they were written as: 0.95 of 20 values is exactly 19."""
-    return [Fraction(str(q)) for q in points]
 
 
 @final
@@ -149,13 +142,13 @@ class Quantiles:
         count = int(ints[_COUNT])
         if not count:
             return {}
-        ranks = [max(1, math.ceil(q * count)) for q in _fractions(self.points)]
+        wanted = ranks(self.points, count)
         if count <= self.exact:
-            values = np.sort(floats[_BUFFER:])[np.array(ranks) - 1]
+            values = np.sort(floats[_BUFFER:])[np.array(wanted) - 1]
         else:
             middles = _middles(float(self.lo), float(self.hi))
             levels = np.concatenate([[floats[_MIN], 0.0, self.lo], middles, [floats[_MAX]]])
-            found = np.searchsorted(np.cumsum(ints[_NEGATIVE:]), ranks)
+            found = np.searchsorted(np.cumsum(ints[_NEGATIVE:]), wanted)
             values = np.clip(levels[found], floats[_MIN], floats[_MAX])
         return dict(zip(self.suffixes, values.tolist(), strict=True))
 

@@ -51,7 +51,7 @@ def report_page(runs: Sequence[Run]) -> str:
     sections = [
         _section("At a glance", _tiles(runs[0]) if not several else _comparison(runs)),
         *(_section(f"Sources of {run.name}" if several else "Sources", _sources(run)) for run in runs),
-        _section("What was fed", _grid([chart for charts in _paired(by_source) for chart in charts])),
+        _section("What was fed", _legend(runs) + _grid([chart for charts in _paired(by_source) for chart in charts])),
         _section("How it went", _grid(whole)),
         _section("Resumes and edits of the mix", "".join(map(_events, runs))),
         _section("Every number of the last record", "".join(map(_numbers, runs))),
@@ -189,6 +189,14 @@ def _marks(run: Run) -> Iterator[dict[str, Any]]:
         parts = [f"{what} {', '.join(edit[what])}" for what in ("added", "removed", "changed") if edit.get(what)]
         parts += [f"{name} {_share(old)} → {_share(new)}" for name, (old, new) in edit.get("shares", {}).items()]
         yield {"step": edit["step"], "kind": "edit", "text": "; ".join(parts) or "weights by step"}
+
+
+def _legend(runs: Sequence[Run]) -> str:
+    """What the marks over charts mean, where there are any."""
+    kinds = {mark["kind"] for run in runs for mark in _marks(run)}
+    signs = [("resume", "↻ resumed behind this step"), ("edit", "◆ the mix was edited behind it")]
+    said = ", ".join(text for kind, text in signs if kind in kinds)
+    return f"<p>Marks: {said}.</p>" if said else ""
 
 
 def _ranks(leg: Mapping[str, Any]) -> str:

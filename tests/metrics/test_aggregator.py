@@ -82,20 +82,38 @@ def test_a_log_step_is_one_collective_whatever_was_seen() -> None:
     assert ThreadComm.run(2, body) == [[1, 2, 3, 4, 5, 5]] * 2
 
 
-def test_a_layout_beyond_the_frame_costs_one_collective_more_once() -> None:
+def test_many_sources_cost_one_collective_of_a_frame_unless_what_came_fits_no_frame() -> None:
     sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 80, rows=1) for i in range(80)]
+    metric = Metric("noise", turns, [Quantiles(1e-6, 10, exact=1024)])
 
-    def body(comm: ThreadComm) -> list[int]:
-        mine = Aggregator(sources, comm=comm)
+    def noise(rank: int, rows: int) -> SampleStats:
+        rng = np.random.default_rng([rank, rows])
+        stats = batch(rank, 5, [59])
+        whole = SampleStats.join([stats] * (rows // 5))
+        whole.source = rng.integers(0, 80, rows).astype(np.int32)
+        whole.values = {"noise": rng.random(rows)}
+        return whole
+
+    def body(comm: ThreadComm) -> tuple[list[int], list[dict[str, float]]]:
+        mine = Aggregator(sources, [metric], comm=(counting := CountingComm(comm)))
         assert len(mine._pending.vector()) > FRAME
-        numbers = []
-        for i in range(3):
-            mine.update(batch(i, 5, [59]))
-            record = mine.log()
-            numbers += [mine.collectives, int(record["data_s59/tokens"] > 0)]
-        return numbers
+        records, calls = [], []
+        for rows in (50, 40_000, 5, 0):
+            if rows and (comm.rank == 0 or rows != 5):
+                mine.update(noise(comm.rank, rows))
+            records.append(mine.log())
+            calls.append(counting.calls)
+        return calls, records
 
-    assert ThreadComm.run(2, body) == [[2, 1, 3, 1, 4, 1]] * 2
+    ranks = ThreadComm.run(2, body)
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0] == [1, 3, 4, 5]  # 320 kB of numbers that nothing makes smaller come with the second
+    alone = Aggregator(sources, [metric])
+    for rows, record in zip((50, 40_000, 5, 0), ranks[0][1], strict=True):
+        for rank in range(2):
+            if rows and (rank == 0 or rows != 5):
+                alone.update(noise(rank, rows))
+        assert_same_record(record, alone.log())
 
 
 @pytest.mark.parametrize("other", [Max(), Quantiles(1e-9, 1e9)], ids=["same size", "larger"])

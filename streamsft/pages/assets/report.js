@@ -10,22 +10,29 @@
       "#d19a66", "#8a8f98"],
   };
   const PATTERNS = ["", "/", ".", "\\", "x", "-"];
+  // The same patterns on the swatches of legends, as SVG paths.
+  const STROKES = {
+    "": "", "/": "M2 12L10 0M10 12L18 0M18 12L26 0", "\\": "M2 0L10 12M10 0L18 12M18 0L26 12", "-": "M0 3H26M0 9H26",
+    "x": "M2 12L10 0M10 12L18 0M18 12L26 0M2 0L10 12M10 0L18 12M18 0L26 12",
+    ".": "M5 4h2M12 4h2M19 4h2M5 9h2M12 9h2M19 9h2",
+  };
   const colour = (number) => {
     const palette = PALETTES[page.dark() ? "dark" : "light"];
     return palette[number % palette.length];
   };
+  const patternOf = (number) => PATTERNS[Math.floor(number / 3) % PATTERNS.length];
   const see = (hex, alpha) => hex + Math.round(alpha * 255).toString(16).padStart(2, "0");
 
   function painted(trace) {
     const own = colour(trace.meta.colour);
-    const pattern = PATTERNS[Math.floor(trace.meta.colour / 3) % PATTERNS.length];
+    const pattern = { shape: patternOf(trace.meta.colour), fgcolor: page.css("--paper"), size: 8, solidity: 0.2 };
     const copy = { ...trace };
     if (trace.type === "bar") {
-      copy.marker = { color: own, line: { color: page.css("--paper"), width: 1 }, pattern: { shape: pattern, solidity: 0.25 } };
+      copy.marker = { color: own, line: { color: page.css("--paper"), width: 1 }, pattern: { ...pattern, bgcolor: own } };
     } else if (trace.stackgroup) {
       copy.line = { width: 1.5, ...trace.line, color: own };
       copy.fillcolor = see(own, 0.72);
-      copy.fillpattern = { shape: pattern, fgcolor: page.css("--paper"), bgcolor: see(own, 0.72), size: 8, solidity: 0.2 };
+      copy.fillpattern = { ...pattern, bgcolor: see(own, 0.72) };
     } else {
       copy.line = { ...trace.line, color: trace.meta.asked ? page.css("--ink") : own };
       copy.marker = { color: own, size: 8 };
@@ -67,6 +74,17 @@
     };
   }
 
+  // Whole numbers where Plotly would put single digits between the powers of ten.
+  function logTicks(chart) {
+    const values = chart.traces.flatMap((trace) => trace.x).filter((value) => value > 0);
+    const [low, high] = [Math.min(...values), Math.max(...values)].map(Math.log10);
+    const found = [];
+    for (let power = Math.floor(low); power <= Math.ceil(high); power += 1) {
+      found.push(...(high - low < 2.5 ? [1, 2, 5] : [1]).map((digit) => digit * 10 ** power));
+    }
+    return { tickvals: found, ticktext: found.map((value) => value.toLocaleString("en")) };
+  }
+
   function layout(chart) {
     const { xaxis, yaxis, shapes: _, ...rest } = chart.layout;
     return {
@@ -74,7 +92,9 @@
       margin: { l: 8, r: 12, t: 24, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: page.css("--ink"), size: 12, family: "system-ui, sans-serif" },
       hoverlabel: { bgcolor: page.css("--panel"), bordercolor: page.css("--line"), font: { color: page.css("--ink") } },
-      xaxis: axis({ ...(chart.over_steps ? { title: { text: "step" } } : {}), ...xaxis }),
+      xaxis: axis({
+        ...(chart.over_steps ? { title: { text: "step" } } : {}), ...(xaxis?.type === "log" ? logTicks(chart) : {}), ...xaxis,
+      }),
       yaxis: axis({ ...yaxis }), dragmode: "zoom",
     };
   }
@@ -95,8 +115,9 @@
     const own = trace.line ? trace.line.color : trace.marker.color;
     const dashes = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3" };
     const dash = trace.line && !trace.stackgroup ? dashes[trace.line.dash] || "" : "";
+    const strokes = `<path d="${STROKES[patternOf(trace.meta.colour)]}" stroke="${page.css("--paper")}" stroke-width="1.5"/>`;
     return trace.stackgroup || trace.type === "bar"
-      ? `<svg aria-hidden="true"><rect width="26" height="12" rx="2" fill="${own}"/></svg>`
+      ? `<svg aria-hidden="true"><rect width="26" height="12" rx="2" fill="${own}"/>${strokes}</svg>`
       : `<svg aria-hidden="true"><line x1="0" y1="6" x2="26" y2="6" stroke="${own}" stroke-width="3" stroke-dasharray="${dash}"/></svg>`;
   }
 
