@@ -120,7 +120,7 @@ class RawSteps(IterableDataset[bytes]):
         shard = worker_shard(Shard())
         if self.last_read is not None:
             self.last_read.begin(shard.index)
-        yield from portions(self._buffers(shard), shard.index, one_by_one=bool(self.mixes.streaming))
+        yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)
 
     def _buffers(self, shard: Shard) -> Iterator[Buffers]:
         try:
