@@ -22,7 +22,7 @@ __all__ = ["app"]
 class _Commands(TyperGroup):
     """The commands; a command line that cannot be understood is told as JSON too, where that is asked for."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         given = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
