@@ -43,7 +43,7 @@ def one(sample: ss.Sample) -> float:
     return float(len(sample))
 
 
-def log_steps(builtin: bool) -> dict[str, float]:
+def log_steps(builtin: bool, steps: int) -> dict[str, float]:
     """Collectives, bytes and seconds of a log step on two ranks, behind the first."""
     sources = [ss.SourceInfo(name=f"s{n}", groups=("mix",), weight=1 / SOURCES, rows=10) for n in range(SOURCES)]
     metrics = [ss.Metric(f"m{n}", one, [ss.Mean()]) for n in range(METRICS - 1)]
@@ -57,7 +57,7 @@ def log_steps(builtin: bool) -> dict[str, float]:
         comm.all_gather = lambda array: (sizes.append(array.nbytes), gather(array))[1]  # type: ignore[method-assign]
         aggregator = ss.Aggregator(sources, metrics, builtin=builtin, comm=comm)
         seconds = []
-        for _ in range(LOG_STEPS):
+        for _ in range(steps):
             tokens = rng.integers(2, 4000, documents)
             aggregator.update(
                 ss.SampleStats(
@@ -106,7 +106,8 @@ def main() -> int:
         ]
         measure(contenders, seconds=seconds, rounds=rounds, warm_up=8 if options.quick else 40, slots=SLOTS)
     plain, plain_on, threaded, threaded_on = contenders
-    own, both = log_steps(builtin=False), log_steps(builtin=True)
+    steps = 2 if options.quick else LOG_STEPS
+    own, both = log_steps(False, steps), log_steps(True, steps)
     figures = {
         "cost_no_thread": 1 - plain_on.rate / plain.rate,
         "cost_background": 1 - threaded_on.rate / threaded.rate,
