@@ -49,7 +49,7 @@ def cost(off: Contender, on: Contender) -> float:
     return 1 - median(with_them / without for without, with_them in zip(off.rates, on.rates, strict=True))
 
 
-def log_steps(builtin: bool) -> dict[str, float]:
+def log_steps(builtin: bool, steps: int) -> dict[str, float]:
     """Collectives, bytes and seconds of a log step on two ranks, behind the first."""
     sources = [ss.SourceInfo(name=f"s{n}", groups=("mix",), weight=1 / SOURCES, rows=10) for n in range(SOURCES)]
     metrics = [ss.Metric(f"m{n}", one, [ss.Mean()]) for n in range(METRICS - 1)]
@@ -63,7 +63,7 @@ def log_steps(builtin: bool) -> dict[str, float]:
         comm.all_gather = lambda array: (sizes.append(array.nbytes), gather(array))[1]  # type: ignore[method-assign]
         aggregator = ss.Aggregator(sources, metrics, builtin=builtin, comm=comm)
         seconds = []
-        for _ in range(LOG_STEPS):
+        for _ in range(steps):
             tokens = rng.integers(2, 4000, documents)
             aggregator.update(
                 ss.SampleStats(
@@ -112,7 +112,8 @@ def main() -> int:
         ]
         measure(contenders, seconds=seconds, rounds=rounds, warm_up=8 if options.quick else 40, slots=SLOTS)
     plain, plain_on, threaded, threaded_on = contenders
-    own, both = log_steps(builtin=False), log_steps(builtin=True)
+    steps = 2 if options.quick else LOG_STEPS
+    own, both = log_steps(False, steps), log_steps(True, steps)
     figures = {
         "cost_no_thread": cost(plain, plain_on),
         "cost_background": cost(threaded, threaded_on),

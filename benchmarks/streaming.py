@@ -96,7 +96,7 @@ def stream_chats(chat: ss.ChatTokenizer, folder: Path, workers: int, lookahead: 
 
 def measure_chats(folder: Path, *, quick: bool) -> dict[str, float]:
     """Tokens per second, by contender; the median round."""
-    rows, lookahead, windows, rounds = (320, 8, 1, 1) if quick else (40_000, WINDOW, 1, 3)
+    rows, lookahead, windows, rounds = (128, 2, 1, 1) if quick else (40_000, WINDOW, 1, 3)
     tokenizer = ss.load_tokenizer(TOKENIZER)
     chat = ss.ChatTokenizer(tokenizer)
     lines = write_chats(folder, rows)[:5_000]
@@ -120,7 +120,7 @@ def stream_tokens(stores: list[Path], background: bool) -> Iterator[ss.Batch]:
 
 def measure_tokens(folder: Path, *, quick: bool) -> list[Contender]:
     """Batches per second from token files."""
-    tokens, seconds, rounds = (500_000, 0.1, 1) if quick else (80_000_000, 2.0, 5)
+    tokens, seconds, rounds = (200_000, 0.1, 1) if quick else (80_000_000, 2.0, 5)
     stores = []
     for seed, (name, middle) in enumerate(loader.MEDIANS.items()):
         loader.write_store(folder / "whole" / name, tokens // len(loader.MEDIANS), middle, seed)

@@ -28,7 +28,9 @@ _ROOT = Path(__file__).parents[1]
 _IMPORTED = [
     "pytest",
     "hypothesis",
+    "pandas",
     "torch.distributed.device_mesh",
+    "transformers.models.llama.modeling_llama",
     "streamsft.cli",
     "streamsft.commands.tokenize",
     "streamsft.commands.train",
@@ -36,6 +38,7 @@ _IMPORTED = [
     "streamsft.text.tokenizing",
     "streamsft.text.workers",
     "tests.mixes",
+    "tests.pipelines",
     "tests.streams",
     "tests.training.runs",
 ]

@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_eight_processes_build_the_same_entries_while_another_reads(tmp_path: Path) -> None:
-    rounds, barrier, stop, failures = 20, context().Barrier(8), context().Event(), context().Queue()
+    rounds, barrier, stop, failures = 8, context().Barrier(8), context().Event(), context().Queue()
     reader = context().Process(target=watch, args=(tmp_path, rounds, stop, failures))
     writers = [context().Process(target=race, args=(tmp_path, rounds, barrier, failures)) for _ in range(8)]
     for process in (reader, *writers):
