@@ -19,7 +19,7 @@ from streamsft.stream.labelling import Labelled, label_stretches
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
-from streamsft.stream.records import BatchDocuments, DocumentTable, Places, StepEnd
+from streamsft.stream.records import BatchDocuments, DocumentTable, KnownDocuments, Places, StepEnd
 from streamsft.stream.shipping import Buffers
 from streamsft.stream.steps import Mixes, StepPlan
 from streamsft.types import Bools, Int32s
@@ -51,7 +51,7 @@ class RawBatch:
         nothing = np.empty(0, np.int64)
         documents = BatchDocuments(
             packs=0,
-            known=DocumentTable(*(nothing for _ in DocumentTable._fields)),
+            known=KnownDocuments(DocumentTable(*(nothing for _ in DocumentTable._fields))),
             chosen=slice(0),
             before=0,
             values={},
@@ -120,7 +120,13 @@ class RawBatch:
         labelled = next_array(np.int32, 2 * stretches).reshape(-1, 2)
         carried = from_blob(bytes(data[at:]))
         documents = BatchDocuments(
-            packs=shape[0], known=table, chosen=slice(None), before=0, values=values, carried=carried, end=end
+            packs=shape[0],
+            known=KnownDocuments(table),
+            chosen=slice(None),
+            before=0,
+            values=values,
+            carried=carried,
+            end=end,
         )
         return cls(ids=ids, labelled=labelled, places=places, documents=documents)
 
@@ -183,7 +189,7 @@ def materialize(
         flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
         known = BatchDocuments(
             packs=step.packs,
-            known=chunk.table,
+            known=chunk.known,
             chosen=mine,
             before=opened,
             values={name: numbers[mine] for name, numbers in values.items()},
@@ -202,7 +208,7 @@ def materialize(
 class _Chunk(NamedTuple):
     """What is known of the documents of some steps, packs numbered over all of them."""
 
-    table: DocumentTable
+    known: KnownDocuments
     places: Places
     labelled: Labelled
     borders: Sequence[int]
@@ -235,7 +241,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     used = (slot + documents.length)[borders[1:] - 1]
     reach = np.diff(first, append=packs * slots)
     places = Places(table.number, slot - documents.start, reach, used.tolist())
-    return _Chunk(table, places, labelled, borders.tolist())
+    return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 
 def _filled(ids: Sequence[Int32s], borders: Sequence[int], used: Sequence[int], slots: int) -> Int32s:

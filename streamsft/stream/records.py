@@ -12,9 +12,9 @@ import numpy as np
 from streamsft.metrics.stats import SampleStats
 from streamsft.stream.carrying import Carried, part_of
 from streamsft.stream.lanestate import LaneState
-from streamsft.types import Floats, Ints
+from streamsft.types import Bools, Floats, Int32s, Ints
 
-__all__ = ["BatchDocuments", "DocumentTable", "Places", "StepEnd"]
+__all__ = ["BatchDocuments", "DocumentTable", "KnownDocuments", "Places", "StepEnd"]
 
 
 class DocumentTable(NamedTuple):
@@ -71,13 +71,35 @@ class Places(NamedTuple):
 
 
 @final
+class KnownDocuments:
+    """The documents of some steps, whose batches have parts of them.
+
+    Args:
+        table: what is known of each.
+    """
+
+    def __init__(self, table: DocumentTable) -> None:
+        self.table = table
+
+    @cached_property
+    def source(self) -> Int32s:
+        """Number of the source, int32[documents]."""
+        return self.table.source.astype(np.int32)
+
+    @cached_property
+    def first(self) -> Bools:
+        """False in the further fragments of a split row, bool[documents]."""
+        return self.table.first.astype(np.bool_)
+
+
+@final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchDocuments:
     """The documents of one rank's part of a step, or of some packs of it.
 
     Attributes:
         packs: number of packs.
-        known: the table that they stand in, among others.
+        known: the documents that they are among.
         chosen: where they do.
         before: number of the first pack in that table.
         values: per user metric a number per document, float64[documents].
@@ -86,7 +108,7 @@ class BatchDocuments:
     """
 
     packs: int
-    known: DocumentTable
+    known: KnownDocuments
     chosen: slice
     before: int
     values: Mapping[str, Floats]
@@ -96,7 +118,7 @@ class BatchDocuments:
     @cached_property
     def table(self) -> DocumentTable:
         """One entry per document, packs numbered from 0."""
-        table = DocumentTable(*[column[self.chosen] for column in self.known])
+        table = DocumentTable(*[column[self.chosen] for column in self.known.table])
         return table._replace(pack=table.pack - self.before) if self.before else table
 
     def part(self, start: int, stop: int) -> BatchDocuments:
@@ -104,7 +126,7 @@ class BatchDocuments:
         first, last = self.table.pack.searchsorted((start, stop)).tolist()
         return BatchDocuments(
             packs=stop - start,
-            known=self.table,
+            known=KnownDocuments(self.table),
             chosen=slice(first, last),
             before=start,
             values={name: value[first:last] for name, value in self.values.items()},
@@ -114,15 +136,15 @@ class BatchDocuments:
 
     def stats(self, slots: int) -> SampleStats:
         """What the metrics need to know of these documents, which have `slots` token slots."""
-        table = self.table
+        table, mine = self.known.table, self.chosen
         return SampleStats(
-            source=table.source.astype(np.int32),
-            tokens=table.length,
-            supervised=table.supervised,
-            turns=table.turns,
-            cut=table.cut,
-            first=table.first.astype(np.bool_),
-            pass_index=table.pass_index,
+            source=self.known.source[mine],
+            tokens=table.length[mine],
+            supervised=table.supervised[mine],
+            turns=table.turns[mine],
+            cut=table.cut[mine],
+            first=self.known.first[mine],
+            pass_index=table.pass_index[mine],
             packs=self.packs,
             slots=slots,
             values=dict(self.values),
