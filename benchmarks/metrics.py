@@ -2,9 +2,9 @@
 
     python benchmarks/metrics.py [--json] [--quick]
 
-The loader is that of `benchmarks/loader.py`; with metrics, every batch's statistics go to an aggregator, and one in 1000
-steps is logged, which is about twice a second here. A log step: 200 sources and 20 metrics of one's own, one of them
-a quantile sketch, on two ranks.
+The loader is that of `benchmarks/loader.py`; with metrics, every batch's statistics go to an aggregator, and one in
+1000 steps is logged, which is about twice a second here. A log step: 200 sources and 20 metrics of one's own, one of
+them a quantile sketch, on two ranks.
 """
 
 from __future__ import annotations
