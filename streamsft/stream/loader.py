@@ -215,6 +215,7 @@ class Loader:
             batch = collate(raw, self._mixes.names, self.pad_id, step)
             if skipped:
                 batch, skipped = batch.behind(skipped), {}
+            _ = batch.stats  # made here, that is in the thread that reads
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
