@@ -35,11 +35,11 @@ cache: {{dir: "{cache}"}}
 """
 
 
-def tokenize(file: Path, folder: Path) -> tuple[float, int, int]:
+def tokenize(file: Path, folder: Path, processes: int) -> tuple[float, int, int]:
     """Run the command on `file`; return its seconds, the tokens of the store, and the most memory in bytes."""
     config, cache = folder / f"{file.stem}.yaml", folder / f"{file.stem}-cache"
     config.write_text(CONFIG.format(tokenizer=TOKENIZER, path=file, cache=cache))
-    command = [sys.executable, "-m", "streamsft", "tokenize", str(config), "--processes", str(PROCESSES)]
+    command = [sys.executable, "-m", "streamsft", "tokenize", str(config), "--processes", str(processes)]
     start = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -84,13 +84,14 @@ def main() -> int:
     options = arguments("Measure tokenizing.").parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     small, large = (0.2, 0.2) if options.quick else (50, 300)  # two alike are one
+    processes = 1 if options.quick else PROCESSES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = {size: folder / f"chats-{size}.jsonl" for size in (small, large)}
         for size, file in files.items():
             write(file, int(size * 1_000_000))
         alone = [encode_alone(files[small])]
-        runs = {size: tokenize(file, folder) for size, file in files.items()}
+        runs = {size: tokenize(file, folder, processes) for size, file in files.items()}
         if not options.quick:
             alone.append(encode_alone(files[small]))  # before and after: what else the machine does may change
     seconds, tokens, _ = runs[large]
@@ -105,7 +106,7 @@ def main() -> int:
         for size, (seconds, tokens, peak) in runs.items()
     ]
     columns = ["JSON Lines", "tokens", "time", "memory"]
-    report("streamsft tokenize, 2 processes", columns, rows, figures, as_json=options.json)
+    report(f"streamsft tokenize, {processes} processes", columns, rows, figures, as_json=options.json)
     return 0
 
 
