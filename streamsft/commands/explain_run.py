@@ -18,7 +18,7 @@ from streamsft.encoders import Encoders
 from streamsft.errors import RunError
 from streamsft.stream.loader import Loader
 from streamsft.stream.skipping import advance
-from streamsft.stream.state import is_before_edit
+from streamsft.stream.state import differences, is_before_edit
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.edits import MIX_FILE
 
@@ -64,7 +64,8 @@ def loader_before(
     """
     if run is None:
         return _build(config, encoders, transforms)
-    edits = [edit["step"] for edit in _read(run / "run.json").get("edits", ()) if edit["step"]]
+    noted = _read(run / "run.json")
+    edits = [edit["step"] for edit in noted.get("edits", ()) if edit["step"]]
     stored = _nearest(run, step)
     begun = 0 if stored is None else stored.step
     at = sum(edit < begun for edit in edits)
@@ -80,6 +81,8 @@ def loader_before(
             "checkpoint from before that is kept: give the config of that time, without --run"
         )
     loader = _build(configs[at], encoders, transforms)
+    if stored is None and at == len(edits) and (found := differences(noted["fingerprint"], loader.fingerprint)):
+        raise RunError(f"run directory {run}: its stream is not that of the config:\n  " + "\n  ".join(found))
     if stored is not None:
         state = stored.json("loader.json")
         before = stored.json(MIX_FILE)["before"] if any(map(is_before_edit, state["lanes"].values())) else None

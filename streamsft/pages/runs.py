@@ -116,7 +116,7 @@ def read_run(path: Path) -> Run:
         RunError: there are no records, or a file is damaged; says which line.
     """
     file = path / "metrics.jsonl"
-    lines = list(_lines(file))
+    lines = list(_lines(file, {"step": int, "time": int | float, "metrics": dict}))
     if not lines:
         raise RunError(f"{file}: no record yet; a run writes one every metrics.log_every steps")
     every = -(-len(lines) // _POINTS)
@@ -132,7 +132,7 @@ def read_run(path: Path) -> Run:
         records=[line["metrics"] for line in chosen],
         count=len(lines),
         histograms=_histograms(path / "histograms.jsonl"),
-        legs=list(_lines(path / "legs.jsonl", optional=True)),
+        legs=list(_lines(path / "legs.jsonl", {"step": int}, optional=True)),
         edits=edits,
         config=_json(path / "config.json") or {},
         known=frozenset(known),
@@ -142,15 +142,18 @@ def read_run(path: Path) -> Run:
 def _histograms(path: Path) -> dict[str, Counter[tuple[float, float]]]:
     """The distributions since the run began: those of all intervals added up."""
     found: dict[str, Counter[tuple[float, float]]] = {}
-    for line in _lines(path, optional=True):
+    for line in _lines(path, {"step": int, "histograms": dict}, optional=True):
         for key, buckets in line["histograms"].items():
             counts = zip(pairwise(buckets["edges"]), buckets["counts"], strict=True)
             found.setdefault(key, Counter()).update(dict(counts))
     return found
 
 
-def _lines(path: Path, *, optional: bool = False) -> Iterator[Any]:
-    """The records of a file of JSON Lines; a last line that is still being written is left out."""
+def _lines(path: Path, fields: Mapping[str, Any], *, optional: bool = False) -> Iterator[Any]:
+    """The records of a file of JSON Lines, which have these fields of these types.
+
+    A last line that is still being written is left out.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -162,7 +165,9 @@ def _lines(path: Path, *, optional: bool = False) -> Iterator[Any]:
     for number, line in enumerate(text.split("\n")[:-1], 1):
         try:
             record = json.loads(line)
-            record["step"]
+            for name, kind in fields.items():
+                if not isinstance(record[name], kind):
+                    raise ValueError(f"{name!r} is {record[name]!r}")
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path}:{number}: not a record ({error}); repair or remove the line") from error
         yield record

@@ -64,4 +64,4 @@ def write_page(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}; choose another place with --out") from error
+        raise RunError(f"{path} cannot be written: {error.strerror}; choose another place for the page") from error

@@ -14,7 +14,7 @@ from streamsft.commands.explain import explain
 from streamsft.commands.explained import ExplainedStep
 from streamsft.commands.find_row import find_row
 from streamsft.commands.train import train
-from streamsft.errors import ConfigError, DataError, RunError
+from streamsft.errors import ConfigError, DataError, RunError, StreamsftError
 from tests.commands.audits import audit_lines
 from tests.pipelines import small_config
 
@@ -52,6 +52,14 @@ def test_steps_are_those_of_the_audit(tmp_path: Path) -> None:
         parts = [explain(made, step, rank=rank, ranks=2, console=plain()).packs for rank in range(2)]
         assert parts[0] + parts[1] == whole.packs
         assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", [2, 20, 21])
+def test_a_run_of_another_stream_is_refused_at_each_of_its_steps(step: int, tmp_path: Path) -> None:
+    made = config(tmp_path, steps=21)
+    train(made, quiet=True)
+    with pytest.raises(StreamsftError, match="sequence_length: 120 in the state, 100 here"):
+        explain({**made, "sequence_length": 100}, step, run=tmp_path / "run", console=plain())
 
 
 def test_documents_lie_where_it_is_said(tmp_path: Path) -> None:

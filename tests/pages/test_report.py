@@ -160,6 +160,8 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
         ({}, r"metrics\.jsonl: there is no such file; give the train\.run_dir"),
         ({"metrics.jsonl": ""}, "no record yet"),
         ({"metrics.jsonl": '{"step": 1, "time": 0, "metrics": {}}\nnonsense\n'}, r"metrics\.jsonl:2: not a record"),
+        ({"metrics.jsonl": '{"step": "x"}\n'}, r"metrics\.jsonl:1: not a record \('step' is 'x'\)"),
+        ({"metrics.jsonl": '{"step": 1, "time": 0}\n'}, r"metrics\.jsonl:1: not a record \('metrics'\)"),
         ({"metrics.jsonl": '{"step": 1, "time": 0, "metrics": {}}\n', "run.json": "{"}, r"run\.json cannot be read"),
     ],
 )
