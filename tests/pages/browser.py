@@ -43,6 +43,7 @@ def open_page(browser: Browser, path: Path, *, width: int = 1280, dark: bool = F
     """The page in a window of `width` pixels, drawn; at the end it must not have complained."""
     complaints: list[str] = []
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    page.set_default_timeout(120_000)  # ms; a busy machine may take long
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.extend(_elsewhere(request.url)))
