@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from streamsft.stream.documents import Documents
 from streamsft.stream.interleave import Interleave
@@ -96,3 +96,18 @@ def test_rows_keep_their_numbers_in_the_input() -> None:
     (documents,) = _windows(_plan(data, Packing(sequence_length=4, lookahead=4)), 1)
     assert set(documents.row.tolist()) == {3, 17}
     assert {seen.row for seen in Rows(data, 4).all} == {3, 17}
+
+
+@settings(max_examples=20)
+@given(mix=mixes(), count=st.integers(1, 4), lanes=st.integers(1, 3))
+def test_windows_planned_together_are_those_planned_one_by_one(mix: Mix, count: int, lanes: int) -> None:
+    plan = mix.packer().plan(lanes)
+    assume(plan.alike)
+    lane = lanes - 1
+    due, drawn = plan.first_due(lane), np.zeros(len(plan.leaves), np.int64)
+    for number, window in enumerate(plan.windows(lane, 0, due, drawn, count)):
+        alone = plan.window(lane, number, due, drawn)
+        assert [column.tolist() for column in window.documents] == [column.tolist() for column in alone.documents]
+        assert list(window.borders) == list(alone.borders)
+        due, drawn = window.due, window.drawn
+        assert (due.tolist(), drawn.tolist()) == (alone.due.tolist(), alone.drawn.tolist())
