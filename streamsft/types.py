@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from streamsft.errors import ConfigError
 
-__all__ = ["Bools", "Floats", "Int32s", "Ints", "Pack", "Sample", "Shard", "check_name", "lacking"]
+__all__ = ["Bools", "Floats", "IdBuffer", "Int32s", "Ints", "Pack", "Sample", "Shard", "check_name", "lacking"]
 
 Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+IdBuffer = Int32s | memoryview
+"""Token ids, int32, one behind the other: an array, or the memory of one, which is cut and copied in less time."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
 from streamsft.sources.storecolumns import StoreColumns, decode
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["Block", "BlockRows", "DecodedBlock"]
 
@@ -110,7 +110,7 @@ class BlockRows:
                 masks[place] = block.mask[start:stop].copy()
         return ids, masks
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """The ids alone, as `read` gives them."""
         return self.read(index)[0]
 

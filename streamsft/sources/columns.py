@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
 from streamsft.sources.tokennames import UNSUPERVISED
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["Ragged", "TokenColumns", "ragged"]
 
@@ -175,9 +175,9 @@ class TokenColumns:
         chunk, starts, stops = self._places(index)
         return self._ids.read(chunk, starts, stops, np.int32), self._masks.read(chunk, starts, stops, np.bool_)
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
-        """Ids of the rows `index`, as `read` gives them."""
-        return self._ids.read(*self._places(index), np.int32)
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
+        """Ids of the rows `index`, as `read` gives them; as memory where a single map holds them as int32."""
+        return self._ids.buffers(*self._places(index))
 
     def _places(self, index: Ints) -> tuple[Ints, Ints, Ints]:
         """Chunk, first token and end of rows, the tokens numbered over all chunks."""
@@ -198,6 +198,7 @@ class _Column:
         self.labels = bool(chunks) and all(c.labels for c in chunks)
         self._mixed = None if self.labels or all(c.plain for c in chunks) else chunks
         self._flat: NDArray[Any] | None = None
+        self._memory: memoryview | None = None
         types = {values.dtype for values in self._values if len(values)}
         bytewide = bool(types) and all(kind.itemsize == 1 for kind in types)
         if mask and bytewide and self._mixed is None and not self.labels:
@@ -215,6 +216,8 @@ class _Column:
         if all(0 <= place < len(whole) and place % size == 0 for place in places):
             self._flat = whole[: len(whole) // size * size].view(self.dtype)
             self._shift -= np.array(places, np.int64) // size
+            if self.dtype == np.int32:
+                self._memory = self._flat.data
 
     def read(self, chunk: Ints, starts: Ints, stops: Ints, dtype: Any) -> list[Any]:
         """Per row the values from token number `starts` to `stops`, which lie in the chunk numbered `chunk`."""
@@ -224,6 +227,14 @@ class _Column:
         if self.labels:
             return _cut(np.concatenate(rows) != UNSUPERVISED, stops - starts)
         return _cut(np.concatenate(rows, dtype=dtype, casting="unsafe"), stops - starts)
+
+    def buffers(self, chunk: Ints, starts: Ints, stops: Ints) -> Sequence[IdBuffer]:
+        """What `read` gives as int32, as memory where that takes no conversion."""
+        if self._memory is None:
+            return self.read(chunk, starts, stops, np.int32)
+        shift = self._shift[chunk]
+        memory = self._memory
+        return [memory[a:b] for a, b in zip((starts - shift).tolist(), (stops - shift).tolist(), strict=True)]
 
     def _slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
         """What `read` gives, in the stored type."""

@@ -17,7 +17,7 @@ from streamsft.sources.paths import RawFile
 from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rowchecks import checked_row
 from streamsft.sources.tokennames import IDS, LABELS, MASK, UNSUPERVISED
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["JsonBatch", "JsonRows", "json_batches"]
 
@@ -156,7 +156,7 @@ class JsonRows:
             masks.append(np.array(labels) != UNSUPERVISED if by_labels else np.array(mask or (), np.bool_))
         return ids, masks
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """The ids alone, as `read` gives them."""
         return self.read(index)[0]
 

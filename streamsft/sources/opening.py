@@ -28,7 +28,7 @@ from streamsft.sources.sidecar import Sidecar, content_key, keep, kept, places
 from streamsft.sources.storecolumns import Chunk, StoreColumns, decode
 from streamsft.sources.storefiles import StoreFiles, find_store_files
 from streamsft.sources.validation import Validator
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["Layout", "Opened", "StoreRows", "open_store", "open_table"]
 
@@ -43,7 +43,7 @@ class StoreRows(Protocol):
             IndexError: a row that is not there.
         """
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """The ids alone, as `read` gives them."""
 
     def carried(self, index: Ints) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
-from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
+from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name
 
 __all__ = ["RowGroupStore"]
 
@@ -202,7 +202,7 @@ class RowGroupStore:
         """
         return self._rows.read(index)
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """The ids alone, as `read` gives them."""
         return self._rows.read(index)[0]
 

@@ -16,7 +16,7 @@ from streamsft.sources.opening import Layout, Opened, open_store, open_table
 from streamsft.sources.paths import Paths
 from streamsft.sources.storefiles import absolute, name_of
 from streamsft.sources.vocabulary import refuse_ids_beyond
-from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name
+from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name
 
 if TYPE_CHECKING:
     from streamsft.sources.writer import StoreWriter
@@ -214,7 +214,7 @@ class TokenStore:
         """True where a row must not be cut since it holds images, bool[rows]; None where every row may be."""
         return self._data.index.whole
 
-    def read_ids(self, index: Ints) -> list[Int32s]:
+    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """Ids of the stored rows `index`, as `read` gives them."""
         return (self._opened or self._data).rows.read_ids(index)
 

@@ -78,8 +78,8 @@ def labels_of(ids: Int32s, stretches: Int32s) -> Ints:
     edges = stretches.reshape(-1)
     runs[:-1], runs[-1] = edges, ids.size
     runs[1:] -= edges
-    most = np.full(len(runs), IGNORE_INDEX, np.int32)
-    most[1::2] = _ANY
+    most = np.empty(len(runs), np.int32)
+    most[::2], most[1::2] = IGNORE_INDEX, _ANY
     # The smaller of the two, rather than a choice by a mask, is what processors have one instruction for.
     chosen = most.repeat(runs).reshape(ids.shape)
     return np.minimum(ids, chosen, out=chosen).astype(np.int64)

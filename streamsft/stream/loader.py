@@ -184,14 +184,17 @@ class Loader:
         """The batches from here on, in parts. A batch counts as consumed before its last part is yielded."""
         for batch in self._batches():
             parts = [batch] if micro_batch_size is None else batch.split(micro_batch_size)
-            for number, part in enumerate(parts, 1):
+            step, data_step, lanes = batch.step, batch.data_step, batch.lanes
+            del batch  # whoever is given the parts has them: their memory is used again once they are let go
+            parts.reverse()
+            while parts:
                 if iteration != self._iterations:
                     raise StateError("Loader: another iteration began, so this one has ended; iterate once at a time")
-                self._mid_step = number < len(parts)
+                self._mid_step = len(parts) > 1
                 if not self._mid_step:
-                    self._step, self._data_step = batch.step, batch.data_step
-                    self._lanes |= batch.lanes
-                yield part
+                    self._step, self._data_step = step, data_step
+                    self._lanes |= lanes
+                yield parts.pop()
 
     def _batches(self) -> Iterator[Batch]:
         slots, lanes = self.packer.packing.sequence_length, dict(self._lanes)
@@ -216,7 +219,9 @@ class Loader:
             if skipped:
                 batch, skipped = batch.behind(skipped), {}
             _ = batch.stats  # made here, that is in the thread that reads
+            del raw
             yield batch
+            del batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_docum
 from streamsft.stream.records import BatchDocuments, DocumentTable, KnownDocuments, Places, StepEnd
 from streamsft.stream.shipping import Buffers
 from streamsft.stream.steps import Mixes, StepPlan
-from streamsft.types import Bools, Int32s
+from streamsft.types import Bools, IdBuffer, Int32s
 
 __all__ = ["RawBatch", "error_to_buffers", "materialize"]
 
@@ -171,7 +171,8 @@ def materialize(
     try:
         ids, masks = read_documents(leaves, read, documents, None if metrics else read_ids)
         carried = carried_of(leaves, documents)
-        values = measured(leaves, documents, ids, masks, carried, metrics) if metrics else {}
+        whole = cast(Sequence[Int32s], ids)  # arrays, where there are metrics
+        values = measured(leaves, documents, whole, masks, carried, metrics) if metrics else {}
     except Exception:  # whatever a user's code raises: step by step it is raised again, in its place
         if len(steps) == 1:
             raise
@@ -244,7 +245,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 
-def _filled(ids: Sequence[Int32s], borders: Sequence[int], used: Sequence[int], slots: int) -> Int32s:
+def _filled(ids: Sequence[IdBuffer], borders: Sequence[int], used: Sequence[int], slots: int) -> Int32s:
     """Packs end to end, int32[packs * slots], from the ids of all documents.
 
     Args:
@@ -253,10 +254,11 @@ def _filled(ids: Sequence[Int32s], borders: Sequence[int], used: Sequence[int], 
         used: slots that each pack fills.
         slots: the sequence length.
     """
-    nothing = np.zeros(slots - min(used), np.int32)
-    parts: list[Int32s] = []
+    nothing = memoryview(bytes(4 * (slots - min(used))))
+    parts: list[IdBuffer] = []
     for start, stop, filled in zip(borders, borders[1:], used, strict=False):
         parts += ids[start:stop]
         if filled < slots:
-            parts.append(nothing[: slots - filled])
-    return np.concatenate(parts, dtype=np.int32, casting="same_kind")
+            parts.append(nothing[: 4 * (slots - filled)])
+    joined = bytearray().join(cast(list[memoryview], parts))  # in half the time that `np.concatenate` takes
+    return np.frombuffer(joined, np.int32)

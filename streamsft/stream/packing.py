@@ -97,6 +97,7 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
     chosen: list[int] = []
     choose, use = chosen.append, free.pop
     bins = 0
+    useful = max(1, int(lengths.min(initial=1))) << _BIN_BITS  # with less room a bin is full
     for length in (lengths[order] << _BIN_BITS).tolist():
         at = bisect_left(free, length)
         if free[at] < beyond:
@@ -106,7 +107,7 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
             bins += 1
         choose(key)
         key -= length
-        if key > _BIN_MASK:
+        if key >= useful:
             insort(free, key)
     result = np.empty(len(lengths), np.int64)
     result[order] = np.array(chosen, np.int64) & _BIN_MASK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from streamsft.errors import DataError, MetricError
 from streamsft.stream.carrying import Carried, carried_of, extras_of
 from streamsft.stream.documents import Documents
 from streamsft.stream.mixture import Leaf
-from streamsft.types import Bools, Floats, Int32s, Ints, Sample
+from streamsft.types import Bools, Floats, IdBuffer, Int32s, Ints, Sample
 
 __all__ = ["Read", "ReadIds", "Valued", "measured", "read_documents", "samples"]
 
@@ -19,8 +19,8 @@ Read = Callable[[int, Ints], tuple[Sequence[Int32s], Sequence[Bools]]]
 """From the number of a leaf and rows of it (int64[k]) to their ids (int32[n] each) and masks (bool[n] each)."""
 
 
-ReadIds = Callable[[int, Ints], Sequence[Int32s]]
-"""The same, ids alone."""
+ReadIds = Callable[[int, Ints], Sequence[IdBuffer]]
+"""The same, ids alone, as arrays or as their memory."""
 
 
 class Valued(Protocol):
@@ -34,19 +34,21 @@ class Valued(Protocol):
 
 def read_documents(
     leaves: Sequence[Leaf], read: Read, documents: Documents, read_ids: ReadIds | None = None
-) -> tuple[list[Int32s], list[Bools]]:
+) -> tuple[list[IdBuffer], list[Bools]]:
     """Token ids and loss masks of each document, cut to the part that was planned; views where sources give views.
 
-    With `read_ids` the masks of documents whose `labels_from` is known are left unread, and come out empty.
+    With `read_ids` the masks of documents whose `labels_from` is known are left unread, and come out empty; without
+    it all ids are arrays.
 
     Raises:
         DataError: a source gave another number of tokens than its lengths say; names the source and the row.
     """
     told = documents.labels_from >= 0
-    group = documents.source * 2 + told if read_ids is not None else documents.source * 2
+    unread = told if read_ids is not None else np.zeros(len(told), np.bool_)
+    group = documents.source * 2 + unread
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
-    ids: list[Int32s] = []
+    ids: list[IdBuffer] = []
     masks: list[Bools] = []
     stop = 0
     for number in np.flatnonzero(counts).tolist():
@@ -57,24 +59,30 @@ def read_documents(
             masks += [_UNREAD] * len(stored)
         else:
             found = read(number >> 1, stored)
-            ids += found[0]
+            ids += map(_one_behind_the_other, found[0])
             masks += found[1]
     if len(counts) > 1:
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         ids = [ids[place] for place in places.tolist()]
-        if read_ids is None or not told.all():
-            masks = [masks[place] for place in places.tolist()]
-    _check(leaves, documents, ids, masks)
+        masks = masks if unread.all() else [masks[place] for place in places.tolist()]
+    _check(leaves, documents, ids, masks, np.flatnonzero(~unread))
     return ids, masks
 
 
-def _check(leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], masks: list[Bools]) -> None:
+def _one_behind_the_other(ids: Int32s) -> Int32s:
+    """The ids as filling packs needs them: most sources give them so."""
+    if ids.dtype == np.int32 and ids.flags.c_contiguous:
+        return ids
+    return np.ascontiguousarray(np.asarray(ids).astype(np.int32, casting="same_kind"))
+
+
+def _check(leaves: Sequence[Leaf], documents: Documents, ids: list[IdBuffer], masks: list[Bools], masked: Ints) -> None:
     """Compare with what was planned what was read, and cut it to that."""
     given = np.fromiter(map(len, ids), np.int64, len(ids))
     promised = documents.start + documents.length + documents.cut
     wrong = given < promised
-    for place in [place for place, mask in enumerate(masks) if mask is not _UNREAD]:
+    for place in masked.tolist():
         if len(masks[place]) != given[place]:
             wrong[place] = True
     if wrong.any() or len(ids) != len(documents.source):
@@ -97,11 +105,11 @@ _UNREAD = np.empty(0, np.bool_)
 def samples(leaves: Sequence[Leaf], read: Read, documents: Documents) -> list[Sample]:
     """The documents as `Sample` objects, in the order given; `leaves` are what they are numbered by."""
     ids, masks = read_documents(leaves, read, documents)
-    return _samples(leaves, documents, ids, masks, carried_of(leaves, documents))
+    return _samples(leaves, documents, cast(list[Int32s], ids), masks, carried_of(leaves, documents))
 
 
 def _samples(
-    leaves: Sequence[Leaf], documents: Documents, ids: list[Int32s], masks: list[Bools], carried: Carried
+    leaves: Sequence[Leaf], documents: Documents, ids: Sequence[Int32s], masks: list[Bools], carried: Carried
 ) -> list[Sample]:
     names = [leaf.name for leaf in leaves]
     rows = documents.row.tolist()
@@ -118,7 +126,7 @@ def _samples(
 def measured(
     leaves: Sequence[Leaf],
     documents: Documents,
-    ids: list[Int32s],
+    ids: Sequence[Int32s],
     masks: list[Bools],
     carried: Carried,
     metrics: Sequence[Valued],

@@ -18,7 +18,7 @@ from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
 from streamsft.stream.topology import Topology
-from streamsft.types import Bools, Int32s, Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["Mixes", "StepPlan", "StepPlanner"]
 
@@ -80,7 +80,7 @@ class Mixes:
         """Whether a source is dealt to lanes, whose rows then are read as they come, no step before its turn."""
         return any(leaf.owned for leaf in self.leaves)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""
         return [leaf.name for leaf in self.leaves]
@@ -142,7 +142,7 @@ class StepPlanner:
                 ids[place], masks[place] = row_ids, row_mask
         return ids, masks
 
-    def read_ids(self, number: int, stored: Ints) -> Sequence[Int32s]:
+    def read_ids(self, number: int, stored: Ints) -> Sequence[IdBuffer]:
         """Ids of rows `stored` of a source that can read them alone."""
         return cast(IdsSource, self._mixes.leaves[number].source).read_ids(stored)
 

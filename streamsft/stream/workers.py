@@ -26,7 +26,7 @@ from streamsft.stream.shipping import Buffers, in_turn, portions, widen
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
 from streamsft.stream.topology import Topology
 from streamsft.text.streaming import check_portable
-from streamsft.types import Bools, Int32s, Ints, Shard
+from streamsft.types import Bools, IdBuffer, Int32s, Ints, Shard
 
 __all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
 
@@ -79,7 +79,7 @@ class RawSteps(IterableDataset[bytes]):
             note(names[number])
             return planner.read(number, stored)
 
-        def read_ids(number: int, stored: Ints) -> Sequence[Int32s]:
+        def read_ids(number: int, stored: Ints) -> Sequence[IdBuffer]:
             note(names[number])
             return planner.read_ids(number, stored)
 

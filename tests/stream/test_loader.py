@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -244,14 +245,42 @@ class Wide(ListSource):
         return [part.astype("int64") for part in ids], [part.astype("int64") for part in masks]
 
 
-def test_wider_types_of_a_source_make_the_same_batches() -> None:
+class Strided(ListSource):
+    """A source whose ids have gaps between them in memory."""
+
+    def read(self, index: Any) -> Any:
+        ids, masks = super().read(index)
+        return [part.repeat(2)[::2] for part in ids], masks
+
+
+@pytest.mark.parametrize("kind", [Wide, Strided])
+def test_other_arrays_of_a_source_make_the_same_batches(kind: type[ListSource]) -> None:
     rows = [([row, 1, 2], [0, 1, 1]) for row in range(9)]
 
     def loader(kind: type[ListSource]) -> Loader:
         return Loader(Packer(kind("s", rows), 12, lookahead=9), global_batch_size=2, background=False)
 
-    assert laws.first(loader(Wide), 5) == laws.first(loader(ListSource), 5)
-    assert next(iter(loader(Wide))).input_ids.dtype == torch.int64
+    assert laws.first(loader(kind), 5) == laws.first(loader(ListSource), 5)
+    assert next(iter(loader(kind))).input_ids.dtype == torch.int64
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 400])
+def test_batch_that_was_let_go_is_not_kept_while_the_next_is_made(micro_batch_size: int | None) -> None:
+    alive: list[bool] = []
+    last: list[weakref.ref[Batch]] = []
+
+    class Watching(ListSource):
+        def read(self, index: Any) -> Any:
+            alive.extend(one() is not None for one in last)
+            return super().read(index)
+
+    packer = Packer(Watching("s", [([row, 1, 2], [0, 1, 1]) for row in range(2000)]), 3)
+    loader = Loader(packer, global_batch_size=400, background=False)
+    batches = iter(loader) if micro_batch_size is None else loader.micro_batches(micro_batch_size)
+    for _ in range(20):
+        last[:] = [weakref.ref(next(batches))]
+    assert alive
+    assert not any(alive)
 
 
 def test_sources_say_share_rows_and_what_is_left_out() -> None:
