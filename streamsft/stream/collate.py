@@ -18,7 +18,7 @@ from streamsft.stream.carrying import Carried, images_of
 from streamsft.stream.labelling import IGNORE_INDEX, labels_of
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch
-from streamsft.stream.records import BatchDocuments
+from streamsft.stream.records import BatchDocuments, Places
 from streamsft.types import Ints
 
 __all__ = ["IGNORE_INDEX", "Batch", "collate"]
@@ -194,14 +194,23 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
     places, (packs, slots) = raw.places, raw.ids.shape
     input_ids = raw.ids.astype(np.int64)
     numbers = places.number.repeat(places.reach).reshape(packs, slots)
-    positions = places.origin.repeat(places.reach).reshape(packs, slots)
-    np.subtract(_counted(slots), positions, out=positions)
+    positions = _positions(places, slots).reshape(packs, slots)
     for pack, end in enumerate(places.used):
         if end < slots:
             numbers[pack, end:] = positions[pack, end:] = 0
             if pad_id:
                 input_ids[pack, end:] = pad_id
     return input_ids, labels_of(raw.ids, raw.labelled), positions, numbers
+
+
+def _positions(places: Places, slots: int) -> Ints:
+    """The position of each slot in its document, going on behind a pack's last one, int64[packs * slots]."""
+    counted = _counted(slots)
+    if places.begun:
+        numbers = counted.data
+        return np.frombuffer(bytearray().join([numbers[:reach] for reach in places.reach.tolist()]), np.int64)
+    positions = places.origin.repeat(places.reach).reshape(-1, slots)
+    return np.subtract(counted, positions, out=positions).reshape(-1)
 
 
 @lru_cache(maxsize=4)

@@ -139,19 +139,7 @@ class Loader:
     @property
     def sources(self) -> list[SourceInfo]:
         """What is known of each source, as `Batch.stats` numbers them: by name, then those that an edit removed."""
-        return [
-            SourceInfo(
-                name=leaf.name,
-                groups=leaf.groups,
-                weight=leaf.share if number < len(self._plan.leaves) else 0.0,
-                rows=0 if leaf.streams else len(leaf.indexed),
-                rejected=getattr(leaf.source, "rejected", {}),
-                dropped=leaf.dropped,
-                reasons=getattr(leaf.source, "reasons", ()),
-                io=tuple(getattr(leaf.source, "io", ())),
-            )
-            for number, leaf in enumerate(self._mixes.leaves)
-        ]
+        return self._mixes.infos
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -203,12 +191,13 @@ class Loader:
             yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
         elif self.background:
             self._ahead = queue.Queue(self.prefetch)
-            yield from in_background(lambda: self._collated(steps.batches(Shard())), self._ahead)
+            yield from in_background(lambda: self._collated(steps.batches(Shard()), ahead=True), self._ahead)
         else:
             yield from self._collated(steps.batches(Shard()))
 
-    def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
-        """Batches, numbered by optimizer steps; those that are skipped are not among them."""
+    def _collated(self, raws: Iterator[RawBatch], *, ahead: bool = False) -> Iterator[Batch]:
+        """Batches, numbered by optimizer steps; those that are skipped are not among them. What is made `ahead` has
+        its statistics made, too."""
         step, skipped = self._step, dict[int, LaneState]()
         for raw in raws:
             if not raw.documents.packs:
@@ -218,7 +207,7 @@ class Loader:
             batch = collate(raw, self._mixes.names, self.pad_id, step)
             if skipped:
                 batch, skipped = batch.behind(skipped), {}
-            _ = batch.stats  # made here, that is in the thread that reads
+            _ = batch.stats if ahead else None
             del raw
             yield batch
             del batch

@@ -61,7 +61,7 @@ class RawBatch:
         return cls(
             ids=np.empty((0, 0), np.int32),
             labelled=np.empty((0, 2), np.int32),
-            places=Places(nothing, nothing, nothing, ()),
+            places=Places(nothing, nothing, nothing, (), begun=True),
             documents=documents,
         )
 
@@ -81,6 +81,7 @@ class RawBatch:
             "values": list(values),
             "refused": list(refused),
             "used": self.places.used,
+            "begun": self.places.begun,
             "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
         arrays: list[NDArray[Any]] = [*table, *self.places[:3], *values.values(), self.ids, self.labelled]
@@ -107,7 +108,7 @@ class RawBatch:
 
         table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
         number, origin, reach = (next_array(np.int64, entries) for _ in range(3))
-        places = Places(number, origin, reach, header["used"])
+        places = Places(number, origin, reach, header["used"], header["begun"])
         values = {name: next_array(np.float64, entries) for name in header["values"]}
         end = StepEnd(
             step=header["step"],
@@ -180,7 +181,7 @@ def materialize(
             yield from materialize(leaves, read, read_ids, [step], slots, metrics)
         return
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
-    number, origin, reach, used = chunk.places
+    number, origin, reach, used, begun = chunk.places
     stretches = chunk.labelled.stretches
     ends = np.cumsum([step.packs for step in steps])
     behind = stretches[:, 0].searchsorted(ends * slots)
@@ -200,7 +201,7 @@ def materialize(
         yield RawBatch(
             ids=flat.reshape(step.packs, slots),
             labelled=stretches[first:last] - opened * slots,
-            places=Places(number[mine], origin[mine], reach[mine], used[opened:closed]),
+            places=Places(number[mine], origin[mine], reach[mine], used[opened:closed], begun),
             documents=known,
         )
         opened, first = closed, last
@@ -241,7 +242,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     )
     used = (slot + documents.length)[borders[1:] - 1]
     reach = np.diff(first, append=packs * slots)
-    places = Places(table.number, slot - documents.start, reach, used.tolist())
+    places = Places(table.number, slot - documents.start, reach, used.tolist(), not documents.start.any())
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 

@@ -68,6 +68,8 @@ class Places(NamedTuple):
     """Slots up to the next document, padding with the last one of a pack, int64[documents]."""
     used: Sequence[int]
     """Per pack the slots that are not padding."""
+    begun: bool
+    """Whether each document begins with its row's first token: no later fragment of a split row is among them."""
 
 
 @final

@@ -11,6 +11,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.metrics.stats import SourceInfo
 from streamsft.sources.base import IdsSource
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.lane import Lane
@@ -84,6 +85,23 @@ class Mixes:
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""
         return [leaf.name for leaf in self.leaves]
+
+    @property
+    def infos(self) -> list[SourceInfo]:
+        """What is known of each of `leaves`."""
+        return [
+            SourceInfo(
+                name=leaf.name,
+                groups=leaf.groups,
+                weight=leaf.share if number < len(self.plan.leaves) else 0.0,
+                rows=0 if leaf.streams else len(leaf.indexed),
+                rejected=getattr(leaf.source, "rejected", {}),
+                dropped=leaf.dropped,
+                reasons=getattr(leaf.source, "reasons", ()),
+                io=tuple(getattr(leaf.source, "io", ())),
+            )
+            for number, leaf in enumerate(self.leaves)
+        ]
 
     def of(self, state: Any) -> Plan:
         """The plan that a lane's JSON state belongs to.

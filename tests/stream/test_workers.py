@@ -86,7 +86,7 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
         assert raw.ids.dtype == raw.labelled.dtype == np.int32
         assert back.ids.tolist() == raw.ids.tolist()
         assert back.labelled.tolist() == raw.labelled.tolist()
-        assert [list(part) for part in back.places] == [list(part) for part in raw.places]
+        assert [np.array(part).tolist() for part in back.places] == [np.array(part).tolist() for part in raw.places]
         left, right = raw.documents, back.documents
         assert (right.packs, right.end) == (left.packs, left.end)
         for name, one, other in zip(left.table._fields, left.table, right.table, strict=True):
