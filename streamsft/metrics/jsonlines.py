@@ -50,12 +50,21 @@ class JsonLines:
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             with beside.open("w", encoding="utf-8") as kept:
-                kept.writelines(line for at, line in self._lines() if at <= step)
+                kept.writelines(line for record, line in self._lines() if int(record["step"]) <= step)
                 kept.flush()
                 os.fsync(kept.fileno())
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
+
+    def records(self, *, after: int, before: int) -> Iterator[Any]:
+        """The records of steps between these, themselves left out; none where there is no file.
+
+        Raises:
+            RunError: a line of the file is no such record.
+        """
+        if after + 1 < before and self.path.exists():
+            yield from (record for record, _ in self._lines() if after < int(record["step"]) < before)
 
     def close(self) -> None:
         """Close the file; nothing is held back."""
@@ -77,12 +86,14 @@ class JsonLines:
                     break
             file.truncate(end)
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
+    def _lines(self) -> Iterator[tuple[Any, str]]:
         with self.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield int(json.loads(line)["step"]), line
+                    record = json.loads(line)
+                    int(record["step"])
                 except (ValueError, KeyError, TypeError) as error:
                     raise RunError(
                         f"{self.path}:{number}: not a metrics record ({error}); repair or remove the line"
                     ) from error
+                yield record, line
