@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 __all__ = ["last_step"]
 
@@ -23,9 +24,10 @@ def last_step(path: Path) -> int:
     from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 
+    protocol: Any = wandb_internal_pb2  # made at import, so that nothing knows what is in it
     last = 0
     for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = protocol.Record()
         try:
             record.ParseFromString(data)
         except DecodeError:
