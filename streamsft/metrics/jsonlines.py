@@ -10,7 +10,7 @@ from typing import IO, Any, final
 
 from streamsft.errors import RunError
 
-__all__ = ["JsonLines"]
+__all__ = ["JsonLines", "last_record"]
 
 
 @final
@@ -97,3 +97,29 @@ class JsonLines:
                         f"{self.path}:{number}: not a metrics record ({error}); repair or remove the line"
                     ) from error
                 yield record, line
+
+
+def last_record(path: Path) -> Any:
+    """The record of the last whole line of `path`, which is read from its end; None where there is none.
+
+    Raises:
+        RunError: the line is no such record.
+    """
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start, tail = size, b""
+        while start and tail.count(b"\n") < 2:
+            start = max(0, start - 65536)
+            file.seek(start)
+            tail = file.read(size - start)
+    line = tail[: tail.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2]
+    if not line:
+        return None
+    try:
+        record = json.loads(line)
+        int(record["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: the last line is no record ({error}); repair or remove it") from error
+    return record
