@@ -172,8 +172,9 @@ def preview(
     from streamsft.commands.jsonviews import preview_view, row_view
     from streamsft.errors import ConfigError
 
-    if row is not None and html is not None:
-        raise ConfigError("--html shows packs, --row one row; give one of them")
+    for option, given in (("--html", html), ("--packs", packs)):
+        if row is not None and given is not None:
+            raise ConfigError(f"{option} shows packs, --row one row; give one of them")
     console = make_console(stderr=as_json)
     if row is not None:
         from streamsft.commands.preview_row import preview_row
@@ -239,7 +240,12 @@ def report(
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The file; by default report.html in the run's directory."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="The page; by default report.html in the run's directory, for several runs in the current one.",
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -247,14 +253,16 @@ def report(
     """Write a page about a run, or one that compares runs.
 
     One file that opens offline: the mix over time, tokens, passes, lengths, packing, rows that are not used,
-    throughput, loss, resumes and edits of the mix, the config.
+    throughput, loss, resumes and edits of the mix, the config. An earlier page is replaced, another file never. Runs
+    may still be going on.
     """
     from streamsft.commands.report import report
 
-    page = report(runs, out)
+    notices: list[str] = []
+    page = report(runs, out, notices=notices)
     if not as_json:
         print(page)
-    return Outcome({"command": "report", "ok": True, "page": page})
+    return Outcome({"command": "report", "ok": True, "page": page, "notices": notices})
 
 
 @app.command()

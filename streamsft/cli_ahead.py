@@ -14,7 +14,8 @@ from streamsft.cli_running import Outcome, running
 __all__ = ["register"]
 
 _Steps = Annotated[
-    int | None, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps; by default train.steps.")
+    int | None,
+    typer.Option("--steps", metavar="N", min=1, help="How many optimizer steps to look at; by default train.steps."),
 ]
 
 
@@ -86,7 +87,9 @@ def forecast(
     weights_for: Annotated[
         str | None,
         typer.Option(
-            "--weights-for", metavar="passes=N,…", help="Print weights that give so many passes, as passes=3,gsm8k=1."
+            "--weights-for",
+            metavar="passes=N,…",
+            help="Print weights and steps that give so many passes, as passes=3,gsm8k=1; instead of --steps.",
         ),
     ] = None,
     estimate: Annotated[
@@ -137,7 +140,9 @@ def explain(
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="R", min=0, help="Show this rank's packs alone.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="Data-parallel ranks.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", min=1, help="Data-parallel ranks; by default 1.")
+    ] = None,
     decode: Annotated[bool, typer.Option("--decode", help="Print the text of each document.")] = False,
     find: Annotated[
         str | None, typer.Option("--find", metavar="SOURCE:ROW", help="Tell in which steps a row appears instead.")
@@ -149,7 +154,9 @@ def explain(
     """Show which rows of which files made a step, and where they lie in its packs.
 
     Planned by lengths alone, on any number of ranks, up to that step; from the nearest checkpoint with --run, as
-    streamed mixes need it. With --find, the steps in which a row appears.
+    streamed mixes need it, and then says if the run has not made that step yet. With --find, the steps in which a row
+    appears. Rows are numbered from 0, in a source as in a file; lines, as messages and rejected.jsonl have them,
+    from 1.
     """
     from streamsft.commands.console import make_console
     from streamsft.commands.explain_run import run_config
@@ -162,14 +169,21 @@ def explain(
         config = None
     if (step is None) == (find is None):
         raise ConfigError("explain: give one of --step N and --find SOURCE:ROW")
+    unused = {"--steps": steps} if find is None else {"--rank": rank, "--ranks": ranks, "--decode": decode or None}
+    if given := [option for option, value in unused.items() if value is not None]:
+        raise ConfigError(
+            f"explain: {given[0]} is of no use with {'--step' if find is None else '--find'}; leave it out"
+        )
     if find is not None:
         from streamsft.commands.find_row import find_row
 
-        given = run_config(run) if config is None else config
-        places = find_row(given, find, steps=steps, overrides=overrides, console=console)
+        searched = run_config(run) if config is None else config
+        places = find_row(searched, find, steps=steps, overrides=overrides, console=console)
         return Outcome({"command": "explain", "ok": True, "row": find, "steps": [one._asdict() for one in places]})
     from streamsft.commands.explain import explain
 
     assert step is not None
-    found = explain(config, step, run=run, rank=rank, ranks=ranks, overrides=overrides, decode=decode, console=console)
+    found = explain(
+        config, step, run=run, rank=rank, ranks=ranks or 1, overrides=overrides, decode=decode, console=console
+    )
     return Outcome({"command": "explain", "ok": True, **found.to_json()})

@@ -17,7 +17,11 @@ JSON_KEYS = {
         "`steps`, `exact`, `packs`, `slots`, `samples`, `tokens`, `supervised_tokens`, `documents_per_pack`, "
         "`packing_efficiency`, `seconds`, `warnings`, `weights`, `sources` by name, `course` over the steps"
     ),
-    "explain": "with `--step` the step's packs and their documents; with `--find` `row` and `steps`",
+    "explain": (
+        "with `--step` `step`, `data_step`, `made` (null without `--run`), `run_step`, the last step that the run "
+        "tells of, and `packs` with their `documents`, whose `place` is `file:row`, rows from 0; with `--find` `row` "
+        "and `steps`"
+    ),
     "demo": "the same as of `train`",
     "validate": "`sources`: what each reads from; `config`: the whole config, defaults included",
     "tokenize": (
@@ -37,7 +41,7 @@ JSON_KEYS = {
         "rows), `median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
     ),
     "convert": "of the new store, the same as of `inspect`",
-    "report": "`page`: where it was written",
+    "report": "`page`: where it was written; `notices`: what it leaves out, and why",
     "version": "`versions`: by name",
 }
 """What ``--json`` prints of each command, beside what all have."""

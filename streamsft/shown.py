@@ -1,8 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers, places and causes as people read them."""
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["cause", "counted", "placed"]
 
 
 def counted(value: float) -> str:
@@ -15,3 +15,14 @@ def counted(value: float) -> str:
             digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
             return f"{value:.{digits}f}{unit}"
     return f"{value * 1e15:.0e}"
+
+
+def cause(error: Exception) -> str:
+    """What is wrong, without the number and the path that Python puts around what the system says."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def placed(origin: str) -> str:
+    """A source's ``file:row`` as ``file, row N``: not to be taken for a line, rows being numbered from 0."""
+    file, colon, row = origin.rpartition(":")
+    return f"{file}, row {row}" if colon else origin

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, strategies as st
 
-from streamsft.shown import counted
+from streamsft.shown import cause, counted, placed
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,17 @@ def test_a_count_is_short_and_within_half_a_percent(value: int) -> None:
     assert len(shown) <= 6
     factor = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}.get(shown[-1], 1)
     assert float(shown.rstrip("kMGTP").replace(",", "")) * factor == pytest.approx(value, rel=0.0051)
+
+
+def test_a_place_is_not_to_be_taken_for_a_line() -> None:
+    assert placed("data/a.jsonl:7") == "data/a.jsonl, row 7"
+    assert placed("C:/a.jsonl:0") == "C:/a.jsonl, row 0"
+    assert placed("memory") == "memory"
+
+
+def test_a_cause_is_told_once() -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("nix").read_bytes()
+    assert cause(raised.value) == "No such file or directory"
+    assert cause(OSError("gone")) == "gone"
+    assert cause(ValueError()) == "ValueError"

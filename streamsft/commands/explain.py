@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from rich.text import Text
 
 from streamsft.build_sources import Transforms
 from streamsft.commands.console import make_console
-from streamsft.commands.explain_run import loader_before, run_config
+from streamsft.commands.explain_run import last_step, loader_before, run_config
 from streamsft.commands.explained import ExplainedDocument, ExplainedPack, ExplainedStep
 from streamsft.commands.marked import LEGEND, mark, runs
 from streamsft.commands.telling import telling
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
+from streamsft.shown import placed
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.stream.mixture import Leaf
@@ -48,7 +50,8 @@ def explain(
     """Print which rows of which files make step `step`, and where they lie in its packs.
 
     Planned from lengths alone up to that step, whatever the number of ranks and workers; only its own rows are read.
-    The step of a streamed mix, or of a run whose mix was edited, is reached from the run's nearest checkpoint.
+    The step of a streamed mix, or of a run whose mix was edited, is reached from the run's nearest checkpoint. Of a
+    step that the run has not made yet it is said so. Rows are numbered from 0, in the source as in their file.
 
     Args:
         config: a file, a mapping, or a `Config`; by default that of the run.
@@ -74,7 +77,16 @@ def explain(
     loader = loader_before(loaded, step, place, encoders, transforms, given=config is not None)
     shown = _share(loader, rank, ranks)
     explained, batch = _explained(loader, step, ranks)
-    chosen = ExplainedStep(step=explained.step, data_step=explained.data_step, packs=explained.packs[shown])
+    known = None if place is None else last_step(place)
+    chosen = replace(explained, packs=explained.packs[shown], run_step=known)
+    if chosen.made is False:
+        console.print(
+            f"step {step:,} has not been made: {run} tells of steps up to {known:,}; this is what it will be given, if "
+            "its config stays as it is",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     backend = encoders.backend
     for pack in chosen.packs:
         _print_pack(console, pack)
@@ -145,7 +157,7 @@ def _documents(batch: Batch, leaves: Sequence[Leaf]) -> list[ExplainedDocument]:
 
 
 def _place(leaf: Leaf, row: int) -> str:
-    """Where a row of a source came from, as ``file:row``."""
+    """Where a row of a source came from, as ``file:row``, the rows of a file numbered from 0."""
     if leaf.streams:
         return leaf.streamed.reader.where(row)
     return leaf.indexed.origin(int(np.searchsorted(leaf.indexed.row_numbers, row)))
@@ -167,7 +179,7 @@ def _print_pack(console: Console, pack: ExplainedPack) -> None:
         fragment = f" from token {one.start}" if one.start else ""
         slots = f"{one.slot}–{one.slot + one.length - 1}"
         numbers = (slots, f"{one.length:,}", f"{one.supervised:,}", f"{one.cut:,}" if one.cut else "")
-        table.add_row(f"{one.source}:{one.row}{fragment}", str(one.pass_index), Text(one.place), *numbers)
+        table.add_row(f"{one.source}:{one.row}{fragment}", str(one.pass_index), Text(placed(one.place)), *numbers)
     console.print(table)
 
 

@@ -16,13 +16,15 @@ from streamsft.commands.telling import telling
 from streamsft.config import Config
 from streamsft.encoders import Encoders
 from streamsft.errors import RunError
+from streamsft.metrics.jsonlines import last_record
+from streamsft.shown import cause
 from streamsft.stream.loader import Loader
 from streamsft.stream.skipping import advance
 from streamsft.stream.state import differences, is_before_edit
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.edits import MIX_FILE
 
-__all__ = ["loader_before", "run_config"]
+__all__ = ["last_step", "loader_before", "run_config"]
 
 
 def run_config(run: str | Path | None) -> dict[str, Any]:
@@ -40,7 +42,9 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}; give the directory of a run of `streamsft train`") from error
+        raise RunError(
+            f"{path} cannot be read: {cause(error)}; give the directory of a run of `streamsft train`"
+        ) from error
 
 
 def loader_before(
@@ -95,6 +99,13 @@ def loader_before(
         edited.load_state_dict(loader.state_dict(), loader.packer)
         loader = edited
     return loader
+
+
+def last_step(run: Path) -> int:
+    """The last step that the files of a run tell of, 0 if of none; it may have made more that it has not logged."""
+    files = (run / "metrics.jsonl", *(run / "audit").glob("rank-*.jsonl"))
+    records = filter(None, map(last_record, files))
+    return max([0, *Checkpoints(run).steps, *(int(record["step"]) for record in records)])
 
 
 def _nearest(run: Path, step: int) -> StoredCheckpoint | None:

@@ -17,7 +17,7 @@ class ExplainedDocument:
         source: the source's name.
         row: the row's number in the source's input order.
         pass_index: how often the source had been gone through before.
-        place: where the row came from, as ``file:row``.
+        place: where the row came from, as ``file:row``, the rows of a file numbered from 0.
         slot: first slot that it fills.
         length: tokens, which is also the slots that it fills.
         supervised: tokens that are trained on.
@@ -70,17 +70,26 @@ class ExplainedStep:
         step: optimizer step.
         data_step: step of the stream; above `step` by the steps that were skipped.
         packs: its packs, or one rank's.
+        run_step: the last step that the run's files tell of; None where no run was given.
     """
 
     step: int
     data_step: int
     packs: tuple[ExplainedPack, ...]
+    run_step: int | None = None
+
+    @property
+    def made(self) -> bool | None:
+        """Whether the run has made the step; None where no run was given."""
+        return None if self.run_step is None else self.step <= self.run_step
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; digests and rows are those of the audit."""
         return {
             "step": self.step,
             "data_step": self.data_step,
+            "made": self.made,
+            "run_step": self.run_step,
             "packs": [
                 {
                     "pack": pack.number,

@@ -20,6 +20,7 @@ from streamsft.commands.telling import telling
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
+from streamsft.shown import placed
 from streamsft.stream.appearances import Appearance, appearances
 from streamsft.stream.loader import Loader
 from streamsft.stream.skipping import stream_step
@@ -92,8 +93,8 @@ def _stored(loader: Loader, name: str, number: int) -> tuple[int, int]:
         )
     if leaf.usable is not None and stored not in leaf.usable:
         raise DataError(
-            f"source {name}: row {number} ({leaf.indexed.origin(stored)}) is never drawn: it is too long, or nothing "
-            f"of it is {LEGEND} within sequence_length {loader.packer.packing.sequence_length}"
+            f"source {name}: row {number} ({placed(leaf.indexed.origin(stored))}) is never drawn: it is too long, or "
+            f"nothing of it is {LEGEND} within sequence_length {loader.packer.packing.sequence_length}"
         )
     return at, stored
 

@@ -17,10 +17,11 @@ from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
 from streamsft.commands.forecast_weights import reweighted, wanted_passes, weight_lines
 from streamsft.commands.preparing import prepare_sources
-from streamsft.commands.telling import telling
+from streamsft.commands.telling import quietly, telling
 from streamsft.config import Config, ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
+from streamsft.pages.shell import check_page, write_page
 from streamsft.stream.forecasting import SourceForecast, StreamForecast, forecast_stream
 from streamsft.stream.loader import Loader
 
@@ -91,7 +92,7 @@ def forecast(
         config: a file, a mapping, or a `Config`.
         overrides: ``key.path=value`` texts laid over it.
         transforms: source name → function from a row to ``input_ids`` and ``loss_mask``.
-        steps: optimizer steps; by default `train.steps`.
+        steps: optimizer steps; by default `train.steps`. Not together with `weights_for`, which finds them.
         tokens_per_second: slots per second that training reads, padding included, over all ranks; for the time.
         max_passes: warn of a source that is gone through more often.
         max_cut: warn of a source of which more per cent of the tokens are truncated.
@@ -105,8 +106,15 @@ def forecast(
         StreamsftError: what can be mended.
     """
     console = console or make_console()
+    if html is not None:
+        check_page(Path(html), charts=True)
     title = Path(config).name if isinstance(config, str | Path) else "a mix"
     config = load_config(config, overrides, without_tokenizer=transforms or ())
+    if weights_for is not None and steps is not None:
+        raise ConfigError(
+            f"--weights-for {weights_for} finds the number of steps that gives these passes, --steps {steps} sets "
+            "another: give one of them"
+        )
     if steps is None:
         steps = config.train.steps
     if weights_for is None and (steps is None or steps < 1):
@@ -116,7 +124,8 @@ def forecast(
     sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms)
     lines: tuple[str, ...] = ()
     if wanted is not None:
-        config, steps = reweighted(config, sources, encoders, wanted)
+        with quietly():  # what is to be told of the mix that is found is told when it is built
+            config, steps = reweighted(config, sources, encoders, wanted)
         lines = weight_lines(config, steps)
     assert steps is not None
     loader = build(config, sources, encoders).loader
@@ -132,7 +141,6 @@ def forecast(
     _print(console, found)
     if html is not None:
         from streamsft.pages.forecast import forecast_page
-        from streamsft.pages.shell import write_page
 
         write_page(Path(html), forecast_page(found.to_json(), title=title, unit=config.mix.unit))
         console.print(f"charts: {html}", markup=False, highlight=False, soft_wrap=True)

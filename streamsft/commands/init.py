@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ def init(
     path = Path(output) if output is not None else folder / "streamsft.yaml"
     if path.exists():
         raise ConfigError(f"{path}: is there already, and is never overwritten; choose another place with --output")
+    _check_place(path)
     data = list(data) or _asked_data(folder, ask=ask)
     tokenizer = tokenizer or _asked_tokenizer(ask=ask)
     found = candidates(find_files(list(data)))
@@ -142,6 +144,14 @@ def _asked_tokenizer(*, ask: bool) -> str:
     raise ConfigError("init: no tokenizer; give --tokenizer, a folder, a hub id, or package:NAME")
 
 
+def _check_place(path: Path) -> None:
+    """See that a file could be written there, before the rows are looked at."""
+    place = next(parent for parent in path.absolute().parents if parent.exists())
+    why = "is no folder" if not place.is_dir() else "cannot be written to"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: {place} {why}; choose another place with --output")
+
+
 def _write(path: Path, text: str) -> None:
     try:
         if not path.parent.is_dir():
@@ -149,8 +159,6 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        if not path.exists():
-            raise ConfigError(f"{path}: {path.parent} is no folder; choose another place with --output") from error
         raise ConfigError(
             f"{path}: is there already, and is never overwritten; choose another with --output"
         ) from error

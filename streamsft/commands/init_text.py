@@ -108,8 +108,10 @@ def _source(one: Proposal, folder: Path) -> Iterator[str]:
     look = one.look
     median = int(np.median(look.lengths))
     rows = f"{look.rows:,} rows" if look.counted else f"about {look.rows:,} rows"
-    refused = f", {look.rejected} of the first {look.rejected + len(look.lengths)} rejected" if look.rejected else ""
-    yield f"    {_key(one.candidate.name)}:   # {rows}, {median:,} tokens in the middle{refused}"
+    seen = look.rejected + len(look.lengths)
+    sample = f"all {seen:,}" if look.counted and seen == look.rows else f"the first {seen:,}"
+    refused = f", {look.rejected:,} of them rejected" if look.rejected else ""
+    yield f"    {_key(one.candidate.name)}:   # {rows}; of {sample}: median {median:,} tokens{refused}"
     yield f"      path: {_place(one.candidate.path, folder)}"
     yield f"      format: {look.format}"
     unused = "   # named as for evaluation: 0 leaves it out" if one.candidate.evaluation and not one.weight else ""

@@ -26,7 +26,7 @@ from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.metrics.metric import Metric
 from streamsft.pages.packs import packs_page
-from streamsft.pages.shell import write_page
+from streamsft.pages.shell import check_page, write_page
 from streamsft.shown import counted
 from streamsft.stream.packer import Packer
 from streamsft.types import Pack, Sample
@@ -103,6 +103,8 @@ def preview(
         StreamsftError: what can be mended.
     """
     console = console or make_console()
+    if html is not None:
+        check_page(Path(html))
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     check_sizes(config)
     encoders = Encoders(config)

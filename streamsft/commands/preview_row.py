@@ -20,6 +20,7 @@ from streamsft.config import Config, ConfigLike, SourceConfig, load_config
 from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
+from streamsft.shown import placed
 from streamsft.sources.rawrows import BadRow, Row, RowReader, iterate_rows
 from streamsft.sources.shardrows import FILE_SHIFT
 from streamsft.text.conversation import REASONS, RowRejected
@@ -151,7 +152,7 @@ def _show_stored(console: Console, store: Tokens, number: int, encoders: Encoder
         last = int(store.row_numbers[-1]) if len(store) else -1
         raise DataError(f"source {store.name}: the store holds no row {number}; its rows are numbered 0 to {last}")
     ids, masks = store.read(np.array([at]))
-    console.print(Rule(f"{store.name}:{number}, {store.origin(at)}", align="left"))
+    console.print(Rule(f"{store.name}:{number}, {placed(store.origin(at))}", align="left"))
     _show_tokens(console, ids[0], masks[0], encoders)
 
 

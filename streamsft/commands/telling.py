@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from streamsft.stream.skipping import Told
 
-__all__ = ["telling"]
+__all__ = ["quietly", "telling"]
 
 _PATIENCE_S = 1.0
 
@@ -34,3 +35,15 @@ def telling(what: str) -> Iterator[Told]:
     finally:
         if bars.live.is_started:
             bars.stop()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Log nothing of streamsft but errors: for trials of which nobody needs to hear."""
+    log = logging.getLogger("streamsft")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -10,7 +10,7 @@ from typing import IO, Any, final
 
 from streamsft.errors import RunError
 
-__all__ = ["JsonLines"]
+__all__ = ["JsonLines", "last_record"]
 
 
 @final
@@ -50,12 +50,21 @@ class JsonLines:
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             with beside.open("w", encoding="utf-8") as kept:
-                kept.writelines(line for at, line in self._lines() if at <= step)
+                kept.writelines(line for record, line in self._lines() if int(record["step"]) <= step)
                 kept.flush()
                 os.fsync(kept.fileno())
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
+
+    def records(self, *, after: int, before: int) -> Iterator[Any]:
+        """The records of steps between these, themselves left out; none where there is no file.
+
+        Raises:
+            RunError: a line of the file is no such record.
+        """
+        if after + 1 < before and self.path.exists():
+            yield from (record for record, _ in self._lines() if after < int(record["step"]) < before)
 
     def close(self) -> None:
         """Close the file; nothing is held back."""
@@ -77,12 +86,40 @@ class JsonLines:
                     break
             file.truncate(end)
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
+    def _lines(self) -> Iterator[tuple[Any, str]]:
         with self.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield int(json.loads(line)["step"]), line
+                    record = json.loads(line)
+                    int(record["step"])
                 except (ValueError, KeyError, TypeError) as error:
                     raise RunError(
                         f"{self.path}:{number}: not a metrics record ({error}); repair or remove the line"
                     ) from error
+                yield record, line
+
+
+def last_record(path: Path) -> Any:
+    """The record of the last whole line of `path`, which is read from its end; None where there is none.
+
+    Raises:
+        RunError: the line is no such record.
+    """
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start, tail = size, b""
+        while start and tail.count(b"\n") < 2:
+            start = max(0, start - 65536)
+            file.seek(start)
+            tail = file.read(size - start)
+    line = tail[: tail.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2]
+    if not line:
+        return None
+    try:
+        record = json.loads(line)
+        int(record["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: the last line is no record ({error}); repair or remove it") from error
+    return record

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,7 +23,8 @@ class MlflowSink:
     """Numbers as a run of MLflow, which a resumed run goes on with.
 
     The server is ``MLFLOW_TRACKING_URI``; without one, MLflow's file store in ``mlruns`` of the run directory. Steps
-    that it holds already are not given again. The run is begun with the first record.
+    that it holds already are not given again, and what it lacks of those before is given first. The run is begun with
+    the first record.
 
     Args:
         run_dir: the run's directory.
@@ -41,15 +42,22 @@ class MlflowSink:
         self._config = dict(config or {})
         self._tracked: TrackedRun | None = None
         self._client: MlflowClient | None = None
+        self._held: dict[int, set[str]] = {}
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        client, tracked = self._begun()
+        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
+            if tracked.claim(one.step):
+                self._log(client, tracked, one)
+
+    def _log(self, client: MlflowClient, tracked: TrackedRun, given: Given) -> None:
         from mlflow.entities import Metric
 
-        client, tracked = self._begun()
-        if not tracked.claim(step):
-            return
         assert tracked.id is not None
-        found = [Metric(key, float(value), int(time * 1000), step) for key, value in metrics.items()]
+        step, time, metrics = given
+        held = self._held.get(step, set())
+        new = {key: value for key, value in metrics.items() if key not in held}
+        found = [Metric(key, float(value), int(time * 1000), step) for key, value in new.items()]
         for start in range(0, len(found), _AT_ONCE):
             client.log_batch(tracked.id, metrics=found[start : start + _AT_ONCE])
 
@@ -76,8 +84,16 @@ class MlflowSink:
                 tracked.id = self._make(client)
             else:
                 client.update_run(tracked.id, status="RUNNING")
+                tracked.found(self._holds(client, tracked.id))
             self._client, self._tracked = client, tracked
         return self._client, self._tracked
+
+    def _holds(self, client: MlflowClient, run: str) -> int:
+        """The last step that MLflow holds whole; of the one behind, which keys it holds is kept."""
+        latest = {metric.key: int(metric.step) for metric in client.get_run(run).to_proto().data.metrics}
+        last = max(latest.values(), default=0)
+        self._held = {last: {key for key, step in latest.items() if step == last}}
+        return max(0, last - 1)
 
     def _make(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._experiment)

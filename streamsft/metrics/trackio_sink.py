@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -23,8 +23,9 @@ class TrackioSink:
     """Numbers as a run of trackio, which a resumed run goes on with.
 
     Where it is kept is what trackio's environment variables say (``TRACKIO_DIR``, ``TRACKIO_SPACE_ID``, …); by default
-    on this machine, shown by ``trackio show``. Steps that it holds already are not given again. The run is begun with
-    the first record. What trackio prints goes to standard error.
+    on this machine, shown by ``trackio show``. Steps that it holds already are not given again; on this machine those
+    before that it lacks, because it was killed with the run before it had written them, are given first. The run is
+    begun with the first record. What trackio prints goes to standard error.
 
     Args:
         run_dir: the run's directory.
@@ -45,8 +46,9 @@ class TrackioSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
-        if tracked.claim(step):
-            run.log(dict(metrics), step=step)
+        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
+            if tracked.claim(one.step):
+                run.log(one.metrics, step=one.step)
 
     def rewind(self, step: int) -> None:
         """What the run holds stays."""
@@ -74,5 +76,14 @@ class TrackioSink:
                     auto_log_gpu=False,
                     auto_log_cpu=False,
                 )
+            tracked.found(self._holds(self._run))
             self._tracked = tracked
         return self._run, self._tracked
+
+    def _holds(self, run: Run) -> int | None:
+        """The last step in trackio's database on this machine; None where it is kept elsewhere."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        if not getattr(run, "_is_local", False) or getattr(run, "_storage_mode", "sqlite") != "sqlite":
+            return None
+        return SQLiteStorage.get_max_step_for_run(self._project, run.name) or 0

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
+from streamsft.metrics.wandb_files import last_step
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -21,7 +22,9 @@ class WandbSink:
     """Numbers as a run of Weights & Biases, which a resumed run goes on with.
 
     Where it runs, and as whom, is what wandb's environment variables say (``WANDB_MODE=offline``, ``WANDB_ENTITY``, …).
-    Steps that it holds already are not given again. The run is begun with the first record.
+    Steps that it holds already are not given again; those before that it lacks, because its service was killed with the
+    run before it had written them, are given first. What it holds its files say while it is offline, else the server.
+    The run is begun with the first record.
 
     Args:
         run_dir: the run's directory; wandb's files are put there too.
@@ -42,8 +45,9 @@ class WandbSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
-        if tracked.claim(step):
-            run.log({**metrics, "_timestamp": time}, step=step)
+        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
+            if tracked.claim(one.step):  # committed, or W&B keeps it until there is another step
+                run.log({**one.metrics, "_timestamp": one.time}, step=one.step, commit=True)
 
     def rewind(self, step: int) -> None:
         """What the run holds stays."""
@@ -59,6 +63,7 @@ class WandbSink:
 
             tracked = TrackedRun(self._run_dir / "trackers" / "wandb.json")
             tracked.id = tracked.id or uuid.uuid4().hex[:12]
+            in_files = self._in_files(tracked.id)
             self._run_dir.mkdir(parents=True, exist_ok=True)
             self._run = wandb.init(
                 project=self._project,
@@ -70,5 +75,12 @@ class WandbSink:
                 allow_val_change=True,
                 settings=wandb.Settings(console="off", login_timeout=30),
             )
+            at_server = self._run.starting_step - 1 if self._run.resumed else 0
+            tracked.found(in_files if self._run.offline else at_server)
             self._tracked = tracked
         return self._run, self._tracked
+
+    def _in_files(self, run: str) -> int | None:
+        """The last step in W&B's files of earlier legs; None where they are not here any more."""
+        found = [last_step(file) for file in (self._run_dir / "wandb").glob(f"*run-*-{run}/run-{run}.wandb")]
+        return max(found, default=None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from streamsft.errors import ConfigError
-from streamsft.pages.shell import asset, escaped, page
+from streamsft.pages.shell import asset, escaped, page, plotly
 
 __all__ = ["forecast_page"]
 
@@ -60,21 +59,12 @@ def forecast_page(forecast: Mapping[str, Any], *, title: str, unit: str) -> str:
             + "<footer><p>In a chart that has the focus: ← → move, + − zoom, 0 shows all.</p></footer>"
         ),
         styles=[],
-        scripts=[_plotly(), asset("report.js")],
+        scripts=[plotly(), asset("report.js")],
         data={
             "charts": [{key: value for key, value in chart.items() if key != "note"} for chart in charts],
             "marks": [],
         },
     )
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError("charts need the package plotly: pip install 'streamsft[report]'") from error
-    script: str = get_plotlyjs()
-    return script
 
 
 def _charts(forecast: Mapping[str, Any], unit: str) -> Iterator[dict[str, Any]]:

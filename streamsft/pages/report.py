@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from streamsft.errors import ConfigError
 from streamsft.pages.charts import Chart, Palette, source_charts
 from streamsft.pages.runs import Run
-from streamsft.pages.shell import asset, escaped, page
+from streamsft.pages.shell import asset, escaped, page, plotly
 from streamsft.pages.trends import whole_charts
 
 __all__ = ["report_page"]
@@ -49,7 +48,7 @@ def report_page(runs: Sequence[Run]) -> str:
     ]
     title = " and ".join(run.name for run in runs)
     sections = [
-        _section("At a glance", _tiles(runs[0]) if not several else _comparison(runs)),
+        _section("At a glance", _notices(runs) + (_tiles(runs[0]) if not several else _comparison(runs))),
         *(_section(f"Sources of {run.name}" if several else "Sources", _sources(run)) for run in runs),
         _section("What was fed", _legend(runs) + _grid([chart for charts in _paired(by_source) for chart in charts])),
         _section("How it went", _grid(whole)),
@@ -67,18 +66,9 @@ def report_page(runs: Sequence[Run]) -> str:
         header=f"<h1>{escaped(title)}</h1>",
         body="\n".join(sections) + f"<footer><p>{keys}</p></footer>",
         styles=[],
-        scripts=[_plotly(), asset("report.js")],
+        scripts=[plotly(), asset("report.js")],
         data=data,
     )
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError("a report needs the package plotly: pip install 'streamsft[report]'") from error
-    script: str = get_plotlyjs()
-    return script
 
 
 def _paired(charts: Sequence[Sequence[Chart]]) -> list[list[Chart]]:
@@ -157,6 +147,11 @@ def _tiles(run: Run) -> str:
         if value is not None
     )
     return f'<dl class="tiles">{tiles}</dl>'
+
+
+def _notices(runs: Sequence[Run]) -> str:
+    """What of the runs' files the page leaves out."""
+    return "".join(f'<p class="notice">{escaped(notice)}.</p>' for run in runs for notice in run.notices)
 
 
 def _comparison(runs: Sequence[Run]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from streamsft.errors import RunError
+from streamsft.shown import cause
 
 __all__ = ["Run", "Series", "read_run"]
 
@@ -38,6 +39,7 @@ class Run:
         edits: what `run.json` says of edits of the mix.
         config: the config, as a nested mapping; empty where it was not kept.
         known: names of the sources that the run knew, in any order; empty where it was not kept.
+        notices: what of its files is left out, and why, a sentence each.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Run:
     edits: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
+    notices: Sequence[str] = ()
 
     @property
     def last(self) -> Mapping[str, float | None]:
@@ -116,7 +119,8 @@ def read_run(path: Path) -> Run:
         RunError: there are no records, or a file is damaged; says which line.
     """
     file = path / "metrics.jsonl"
-    lines = list(_lines(file, {"step": int, "time": int | float, "metrics": dict}))
+    cut: list[str] = []
+    lines = list(_lines(file, {"step": int, "time": int | float, "metrics": dict}, cut))
     if not lines:
         raise RunError(f"{file}: no record yet; a run writes one every metrics.log_every steps")
     every = -(-len(lines) // _POINTS)
@@ -131,28 +135,29 @@ def read_run(path: Path) -> Run:
         times=[float(line["time"]) for line in chosen],
         records=[line["metrics"] for line in chosen],
         count=len(lines),
-        histograms=_histograms(path / "histograms.jsonl"),
-        legs=list(_lines(path / "legs.jsonl", {"step": int}, optional=True)),
+        histograms=_histograms(path / "histograms.jsonl", cut),
+        legs=list(_lines(path / "legs.jsonl", {"step": int}, cut, optional=True)),
         edits=edits,
         config=_json(path / "config.json") or {},
         known=frozenset(known),
+        notices=cut,
     )
 
 
-def _histograms(path: Path) -> dict[str, Counter[tuple[float, float]]]:
+def _histograms(path: Path, cut: list[str]) -> dict[str, Counter[tuple[float, float]]]:
     """The distributions since the run began: those of all intervals added up."""
     found: dict[str, Counter[tuple[float, float]]] = {}
-    for line in _lines(path, {"step": int, "histograms": dict}, optional=True):
+    for line in _lines(path, {"step": int, "histograms": dict}, cut, optional=True):
         for key, buckets in line["histograms"].items():
             counts = zip(pairwise(buckets["edges"]), buckets["counts"], strict=True)
             found.setdefault(key, Counter()).update(dict(counts))
     return found
 
 
-def _lines(path: Path, fields: Mapping[str, Any], *, optional: bool = False) -> Iterator[Any]:
+def _lines(path: Path, fields: Mapping[str, Any], cut: list[str], *, optional: bool = False) -> Iterator[Any]:
     """The records of a file of JSON Lines, which have these fields of these types.
 
-    A last line that is still being written is left out.
+    A last line without an end is left out, and that is added to `cut`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,7 +167,13 @@ def _lines(path: Path, fields: Mapping[str, Any], *, optional: bool = False) -> 
         raise RunError(f"{path}: there is no such file; give the train.run_dir of a run") from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(text.split("\n")[:-1], 1):
+    *whole, rest = text.split("\n")
+    if rest:
+        cut.append(
+            f"{path}: the last line, {len(whole) + 1:,}, has no end and is left out: it is being written, or was when "
+            "the run was killed; a resume removes it"
+        )
+    for number, line in enumerate(whole, 1):
         try:
             record = json.loads(line)
             for name, kind in fields.items():
@@ -179,4 +190,4 @@ def _json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}; repair or remove it") from error
+        raise RunError(f"{path} cannot be read: {cause(error)}; repair or remove it") from error

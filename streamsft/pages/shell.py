@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from streamsft.errors import RunError
+from streamsft.errors import ConfigError, RunError
 
-__all__ = ["asset", "embedded", "escaped", "page", "write_page"]
+__all__ = ["asset", "check_page", "embedded", "escaped", "page", "plotly", "write_page"]
+
+_MADE_BY = '<meta name="generator" content="streamsft">'
 
 
 def asset(name: str) -> str:
@@ -45,6 +49,7 @@ def page(*, title: str, header: str, body: str, styles: list[str], scripts: list
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"{_MADE_BY}\n"
         f"<title>{escaped(title)}</title>\n{sheets}\n</head>\n<body>\n"
         '<a class="skip" href="#main">Skip to the content</a>\n'
         f'<header>{header}<button type="button" id="theme">Theme</button></header>\n'
@@ -53,12 +58,63 @@ def page(*, title: str, header: str, body: str, styles: list[str], scripts: list
     )
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write a page; its folder must be there.
+def plotly() -> str:
+    """The script that draws charts.
 
     Raises:
-        RunError: it cannot be written.
+        ConfigError: the package ``plotly`` is not installed.
     """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError("charts need the package plotly: pip install 'streamsft[report]'") from error
+    script: str = get_plotlyjs()
+    return script
+
+
+def check_page(path: Path, *, charts: bool = False) -> None:
+    """See that a page could be written, before the work that it is to show; nothing is left behind.
+
+    Args:
+        path: the page.
+        charts: whether it is one with charts.
+
+    Raises:
+        RunError: its folder is not there or cannot be written to, or a file is there that is no page of streamsft.
+        ConfigError: the package that draws charts is not installed.
+    """
+    why = ""
+    if not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif path.is_dir():
+        why = "it is a folder"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        why = f"{path.parent} cannot be written to"
+    elif path.exists() and not _is_ours(path):
+        why = "it is there already, and no page of streamsft, which alone are overwritten"
+    if why:
+        raise RunError(f"{path} cannot be written: {why}; choose another place for the page")
+    if charts and importlib.util.find_spec("plotly") is None:
+        plotly()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a page that was made here, or empty."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1024)
+    except OSError:
+        return False
+    return not head or _MADE_BY.encode() in head
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, also in the place of an earlier one.
+
+    Raises:
+        RunError: it cannot be written; see `check_page`.
+    """
+    check_page(path)
     beside = path.with_name(f".{path.name}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.errors import RunError
+from streamsft.shown import cause
 from streamsft.training.durable import (
     PARTIAL,
     publish_directory,
@@ -68,8 +69,8 @@ class StoredCheckpoint:
     def damaged(self, name: str, error: Exception) -> RunError:
         """What is said of a file that cannot be read."""
         return RunError(
-            f"{self.path / name} cannot be read: {error}; all ranks must see the run directory; if it is damaged, "
-            f"remove {self.path} to go on from an older checkpoint"
+            f"{self.path / name} cannot be read: {cause(error)}; all ranks must see the run directory; if it is "
+            f"damaged, remove {self.path} to go on from an older checkpoint"
         )
 
 
@@ -117,7 +118,7 @@ class Checkpoints:
             sizes = _sizes(path)
             wrong = [file for file, size in manifest["files"].items() if sizes.get(file) != size]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(path, f"its manifest cannot be read ({error})") from error
+            raise self._damaged(path, f"its manifest cannot be read ({cause(error)})") from error
         if version != _VERSION:
             raise RunError(f"checkpoint {path} has format version {version}; this streamsft reads {_VERSION}")
         if wrong:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from streamsft.errors import RunError, StateError
+from streamsft.shown import cause
 from streamsft.stream.state import check_edit, differing
 from streamsft.training.checkpoint import StoredCheckpoint
 from streamsft.training.edits import MIX_FILE
@@ -30,7 +31,7 @@ def run_record(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is unreadable: {error}; start over with --fresh") from error
+        raise RunError(f"{path} is unreadable: {cause(error)}; start over with --fresh") from error
     if not isinstance(record, dict) or record.get("version") != _VERSION:
         raise RunError(f"{path}: not a run of format version {_VERSION}; start over with --fresh")
     return record

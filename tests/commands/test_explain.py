@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from streamsft.cli import app
 from streamsft.commands.explain import explain
+from streamsft.commands.explain_run import last_step
 from streamsft.commands.explained import ExplainedStep
 from streamsft.commands.find_row import find_row
 from streamsft.commands.train import train
@@ -151,3 +154,67 @@ def test_rows_and_steps_that_are_not_there_are_refused(tmp_path: Path) -> None:
         explain(step=1, run=tmp_path, console=plain())
     with pytest.raises(RunError, match="give a config"):
         explain(step=1, console=plain())
+
+
+def test_a_step_that_the_run_has_not_made_is_told_apart(tmp_path: Path) -> None:
+    made = config(tmp_path, steps=21)
+    train(made, quiet=True)
+    console = plain()
+    ahead = explain(step=25, run=tmp_path / "run", console=console)
+    assert (ahead.made, ahead.run_step) == (False, 21)
+    assert "step 25 has not been made: " in text_of(console)
+    assert "tells of steps up to 21; this is what it will be given" in text_of(console)
+    assert {key: ahead.to_json()[key] for key in ("made", "run_step")} == {"made": False, "run_step": 21}
+    console = plain()
+    assert explain(step=21, run=tmp_path / "run", console=console).made is True
+    assert "has not been made" not in text_of(console)
+    assert explain(made, 25, console=plain()).to_json()["made"] is None
+    train(made, overrides=["train.steps=25"], quiet=True)
+    assert_is_audited(ahead, tmp_path / "run")
+
+
+def test_what_a_killed_run_wrote_last_is_found_behind_a_line_that_was_cut(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    assert last_step(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n{"step": 7}\n{"step": 9')
+    assert last_step(tmp_path) == 7
+    long = json.dumps({"step": 8, "packs": ["x" * 200_000]})
+    (tmp_path / "audit" / "rank-0.jsonl").write_text(f'{{"step": 7}}\n{long}\n{{"st')
+    assert last_step(tmp_path) == 8
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: the last line is no record"):
+        last_step(tmp_path)
+
+
+def test_places_are_rows_and_not_lines(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    text = Path(made["mix"]["sources"]["arithmetic"]["path"]).read_text()
+    (tmp_path / "gaps.jsonl").write_text("\n\n" + text)
+    made["mix"]["sources"]["arithmetic"]["path"] = str(tmp_path / "gaps.jsonl")
+    console = plain()
+    found = [one for pack in explain(made, 5, console=console).packs for one in pack.documents]
+    one = next(one for one in found if one.source == "arithmetic")
+    assert one.place.endswith(f"gaps.jsonl:{one.row}")
+    assert f"gaps.jsonl, row {one.row}" in "".join(text_of(console).split("\n")).replace("  ", " ")
+
+
+def test_a_run_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as raised:
+        explain(step=1, run=tmp_path / "nix", console=plain())
+    assert str(raised.value) == (
+        f"{tmp_path}/nix/config.json cannot be read: No such file or directory; give the directory of a run of "
+        "`streamsft train`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [(("--step", "1", "--steps", "3"), "--steps"), (("--find", "units:1", "--rank", "0"), "--rank"),
+     (("--find", "units:1", "--ranks", "2"), "--ranks"), (("--find", "units:1", "--decode"), "--decode")],
+)  # fmt: skip
+def test_an_option_that_would_change_nothing_is_refused(options: tuple[str, ...], unused: str) -> None:
+    result = CliRunner().invoke(app, ["explain", "none.yaml", *options])
+    assert (result.exit_code, result.output) == (
+        2,
+        f"error: explain: {unused} is of no use with {options[0]}; leave it out\n",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,22 @@ def test_a_page_shows_the_numbers_and_the_schedule(tmp_path: Path) -> None:
     assert asked["y"][asked["x"].index(15)] == pytest.approx(100 / 2.01, rel=1e-4)
     assert asked["y"][-1] == 0
     assert charts["tokens"]["units"]["y"][-1] == pytest.approx(said.stream.sources["units"].tokens, rel=0.1)
+
+
+def test_steps_and_passes_are_not_asked_for_together(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--weights-for passes=3 finds the number of steps .* --steps 100 sets another"
+    ):
+        forecast(config(tmp_path), steps=100, weights_for="passes=3", console=plain())
+
+
+def test_what_is_logged_of_the_mix_is_logged_once_though_several_are_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = config(tmp_path, packing={"lookahead": 8})
+    made["mix"]["sources"]["strings"]["weight"] = 0
+    with caplog.at_level(logging.INFO, "streamsft"):
+        forecast(made, weights_for="passes=2", console=plain())
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("strings: weight 0" in message for message in told) == 1
+    assert sum("raise packing.lookahead" in message for message in told) == 1

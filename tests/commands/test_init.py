@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def test_a_config_is_proposed_checked_and_trains(folder: Path) -> None:
     text = made.path.read_text()
     assert 'path: "${CONFIG_DIR}/sums/train-*-of-*.jsonl"' in text
     assert "# odd: left out" in text
+    assert "# 60 rows; of all 60: median " in text
     assert "no known format has the columns choices, question_id" in text
     shown = text_of(console)
     assert text in shown
@@ -98,6 +100,8 @@ def test_what_cannot_be_begun_with_is_refused_and_nothing_is_written(folder: Pat
         init(folder, tokenizer=str(tmp_path), console=plain())
     with pytest.raises(DataError, match=r"none of 1 files can be trained on as it is:\n.*odd\.jsonl: "):
         init(folder, data=[folder / "odd.jsonl"], tokenizer=str(demo_files().tokenizer), console=plain())
+    with pytest.raises(ConfigError, match="is no folder"):  # before the tokenizer is looked at
+        init(folder, tokenizer=str(tmp_path), output=folder / "odd.jsonl" / "c.yaml", console=plain())
     with pytest.raises(ConfigError, match="is no folder"):
         init(folder, tokenizer=str(demo_files().tokenizer), output=folder / "odd.jsonl" / "c.yaml", console=plain())
     assert not (folder / "streamsft.yaml").exists()
@@ -157,3 +161,13 @@ def _beginning(file: Path, copy: Path) -> Path:
     else:
         copy.write_text(json.dumps(json.loads(text)[:40]))
     return copy
+
+
+def test_what_was_looked_at_is_said_where_it_is_not_all(folder: Path) -> None:
+    line = (folder / "sums" / "test.jsonl").read_text().splitlines(keepends=True)[0]
+    (folder / "many.jsonl").write_text(line * 298 + '{"question": "", "answer": ""}\n' * 2)
+    (folder / "few.jsonl").write_text('{"question": "", "answer": ""}\n' + line * 2)
+    init(folder, tokenizer=str(demo_files().tokenizer), check=False, console=plain())
+    text = (folder / "streamsft.yaml").read_text()
+    assert re.search(r"many: +# 300 rows; of the first 200: median \d+ tokens\n", text)
+    assert re.search(r"few: +# 3 rows; of all 3: median \d+ tokens, 1 of them rejected\n", text)

@@ -118,7 +118,7 @@ def test_a_row_of_a_transform_or_of_a_store_is_shown(tmp_path: Path) -> None:
     config["mix"]["sources"] = {"ready": {"store": str(store.path)}}
     console = plain()
     preview_row(config, "ready:21", console=console)
-    assert "ready:21, strings.jsonl.gz:21" in text_of(console)
+    assert "ready:21, strings.jsonl.gz, row 21" in text_of(console)
     with pytest.raises(DataError, match="the store holds no row 20"):
         preview_row(config, "ready:20", console=plain())
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import math
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from streamsft.metrics.mlflow_sink import MlflowSink
 from streamsft.metrics.sinks import GuardedSink, JsonlSink, Sink
 from streamsft.metrics.tracking import TrackedRun
 from streamsft.metrics.trackio_sink import TrackioSink
+from streamsft.metrics.wandb_files import last_step
 from streamsft.metrics.wandb_sink import WandbSink
 
 Steps = dict[int, dict[str, float]]
@@ -199,3 +201,111 @@ def test_a_sink_that_fails_is_told_once_and_left_alone(caplog: pytest.LogCapture
         "metrics sink mlflow failed at the record of step 1: ConnectionError: the server is away; training goes on "
         "without it, metrics.jsonl has every record"
     ]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_what_a_tracker_had_not_written_when_it_was_killed_is_given_again(name: str, tmp_path: Path) -> None:
+    """The run and all that belongs to it are killed; on its disk are the steps that the tracker wrote and no others."""
+    pytest.importorskip(name)
+    make, holds = TRACKERS[name]
+    run_dir, kept = tmp_path / "run", tmp_path / "kept"
+    for begin, end, checkpoint in ((0, 3, 3), (3, 8, 6), (6, 9, 9)):
+        jsonl, sink = JsonlSink(run_dir / "metrics.jsonl"), make(run_dir)
+        for one in (jsonl, sink):
+            one.rewind(begin)
+        for step in range(begin + 1, end + 1):
+            for one in (jsonl, sink):
+                one.write(step, 1.8e9 + step, numbers(step))
+        for one in (jsonl, sink):
+            one.close()
+        if checkpoint == 3:
+            holds(run_dir)  # all is written now
+            _copy(tmp_path, kept, ("wandb", "mlruns", "trackio"))
+        elif (
+            checkpoint == 6
+        ):  # of the second leg the trackers wrote nothing, and their notes say that they were given it
+            holds(run_dir)
+            _copy(kept, tmp_path, ("wandb", "mlruns", "trackio"))
+    assert json.loads((run_dir / "trackers" / f"{name}.json").read_text())["step"] == 9
+    found = holds(run_dir)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(found) == list(range(1, 10))
+    assert found == {line["step"]: line["metrics"] for line in lines}
+
+
+def _copy(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    """Put folders of `source`, wherever they lie in it, in the place of those of `target`."""
+    for place in [Path(name) for name in names] + [Path("run") / name for name in names]:
+        shutil.rmtree(target / place, ignore_errors=True)
+        if (source / place).exists():
+            shutil.copytree(source / place, target / place)
+
+
+def test_of_a_step_that_mlflow_holds_in_part_the_rest_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr(mlflow_sink, "_AT_ONCE", 7)
+    run_dir = tmp_path / "run"
+    sink: Sink = MlflowSink(run_dir)
+    sink.write(1, 1.8e9, numbers(1))
+    with monkeypatch.context() as patched:
+        requests = iter([None])
+
+        def once(self: Any, run: str, metrics: Any) -> None:
+            next(requests)
+            whole(self, run, metrics=metrics)
+
+        whole = mlflow.MlflowClient.log_batch
+        patched.setattr(mlflow.MlflowClient, "log_batch", once)
+        with pytest.raises(StopIteration):
+            sink.write(2, 1.8e9, numbers(2))
+    assert len(mlflow_holds(run_dir)[2]) == 7
+    again = MlflowSink(run_dir)
+    again.rewind(1)
+    for step in (2, 3):
+        again.write(step, 1.8e9, numbers(step))
+    again.close()
+    assert mlflow_holds(run_dir) == {step: numbers(step) for step in (1, 2, 3)}
+
+
+class Server:
+    """A W&B run at a server that holds steps 1 to 3."""
+
+    offline, resumed, starting_step = False, True, 4
+
+    def __init__(self) -> None:
+        self.logged: list[int] = []
+
+    def log(self, metrics: Any, *, step: int, commit: bool) -> None:
+        assert commit
+        self.logged.append(step)
+
+
+def test_online_the_server_says_which_steps_wandb_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    server = Server()
+    monkeypatch.setattr(wandb, "init", lambda **given: server)
+    jsonl, note = JsonlSink(tmp_path / "metrics.jsonl"), TrackedRun(tmp_path / "trackers" / "wandb.json")
+    note.id = "abc"
+    for step in range(1, 7):
+        jsonl.write(step, 1.8e9, numbers(step))
+        note.claim(step)
+    sink = WandbSink(tmp_path)
+    for step in (7, 8):
+        jsonl.write(step, 1.8e9, numbers(step))
+        sink.write(step, 1.8e9, numbers(step))
+    assert server.logged == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 1.0])
+def test_of_a_file_of_wandb_that_was_cut_the_whole_records_count(keep: float, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    sink = WandbSink(tmp_path / "run")
+    for step in range(1, 200):
+        sink.write(step, 1.8e9, numbers(step))
+    sink.close()
+    wandb_holds(tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+    held = wandb_holds(tmp_path / "run") if keep in (0.0, 1.0) else None
+    assert last_step(file) == max(held, default=0) if held is not None else 0 < last_step(file) < 199

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,21 @@ def test_the_command_writes_the_page_and_says_where(run: Path, tmp_path: Path) -
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
     failed = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "no" / "x.html")])
     assert failed.exit_code == 2
+
+
+def test_a_last_line_that_was_cut_is_told_on_the_page_and_in_the_terminal(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 26, "ti')
+    said = f"{tmp_path}/run/metrics.jsonl: the last line, {len(records(run)) + 1}, has no end and is left out"
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--json"])
+    assert result.exit_code == 0
+    assert [record.getMessage()[: len(said)] for record in caplog.records] == [said]
+    assert [notice[: len(said)] for notice in json.loads(result.stdout)["notices"]] == [said]
+    assert f'<p class="notice">{said}' in (tmp_path / "run" / "report.html").read_text()
+    assert not read_run(run).notices
 
 
 def test_a_missing_plotly_is_named_with_the_cure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
