@@ -45,8 +45,8 @@ class _Flight:
 class GroupCache:
     """Groups by number, each decoded once as long as it fits; thread-safe, and empty again in a forked process.
 
-    Groups are kept in the order of their last use, up to `memory` bytes. Readers say what they read next; of that,
-    groups are fetched ahead up to `ahead` bytes that have not been used yet, those needed soonest first.
+    Used groups are kept up to `memory` bytes; first those go that no reader has said it reads next, then those used
+    longest ago. What is read next is fetched ahead, up to `ahead` bytes that are not used yet, what is needed first first.
 
     Args:
         fetch: gets and decodes a group; called by several threads.
@@ -89,7 +89,7 @@ class GroupCache:
         self._flights: dict[int, _Flight] = {}
         self._demands: deque[_Flight] = deque()
         self._expected: dict[int, list[tuple[int, int]]] = {}
-        self._plan: list[int] = []
+        self._plan: dict[int, None] = {}  # groups that are read next, in that order
         self._failed: set[int] = set()
         self._running: set[threading.Thread] = set()
         self._idle = 0
@@ -104,7 +104,8 @@ class GroupCache:
         self._revive()
         begun = time.monotonic()
         with self._changed:
-            found = {group: block for group in groups if (block := self._used(group)) is not None}
+            here = sorted(groups, key=self._early.__contains__)  # to keep one more may put out another of them
+            found = {group: block for group in here if (block := self._used(group)) is not None}
             self.hits += len(found)
             flights = [self._demanded(group) for group in groups if group not in found]
             if flights:
@@ -133,11 +134,9 @@ class GroupCache:
         with self._changed:
             self._expected[reader] = wanted
             self._check_room()
-            order = dict.fromkeys(group for _, group in sorted(one for r in self._expected.values() for one in r))
-            for group in [group for group in self._early if group not in order]:
-                self._keep(group, self._early_out(group))  # no longer to come: the first to go when room is needed
-                self._kept.move_to_end(group, last=False)
-            self._plan = list(order)
+            self._plan = dict.fromkeys(group for _, group in sorted(one for r in self._expected.values() for one in r))
+            for group in [group for group in self._early if group not in self._plan]:
+                self._keep(group, self._early_out(group), used=False)  # no longer to come
             self._failed.clear()
             self._work()
 
@@ -178,11 +177,17 @@ class GroupCache:
         self._early_bytes -= block.nbytes
         return block
 
-    def _keep(self, group: int, block: DecodedBlock) -> None:
+    def _keep(self, group: int, block: DecodedBlock, *, used: bool = True) -> None:
         self._kept[group] = block
+        self._kept.move_to_end(group, last=used)
         self._kept_bytes += block.nbytes
         while self._kept_bytes > self._memory and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+            self._kept_bytes -= self._kept.pop(self._least_needed()).nbytes
+
+    def _least_needed(self) -> int:
+        """Which of the groups that are kept is to go; never the one that was used last, which is needed now."""
+        oldest, last = next(iter(self._kept)), next(reversed(self._kept))
+        return next((group for group in self._kept if group not in self._plan and group != last), oldest)
 
     def _demanded(self, group: int) -> _Flight:
         flight = self._flights.get(group)

@@ -111,6 +111,28 @@ def test_what_is_expected_is_fetched_ahead_up_to_a_depth_in_bytes() -> None:
     assert cache.hits == 2
 
 
+def test_what_was_fetched_ahead_puts_out_nothing_that_is_asked_for_with_it() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=3 * SIZE, ahead=2 * SIZE)
+    cache.get([4, 5, 6])
+    cache.expect(0, [(1, 1), (2, 1)])
+    settle(cache)
+    assert numbers(cache.get([1, 2, 4, 5, 6])) == [1, 2, 4, 5, 6]
+    assert sorted(fetches.done) == [1, 2, 4, 5, 6]
+    assert cache._kept_bytes <= 3 * SIZE
+
+
+def test_what_is_still_to_be_read_stays_longest() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=3 * SIZE, ahead=SIZE)
+    cache.get([0])
+    cache.get([1, 2])
+    cache.expect(0, [(0, 0)])
+    cache.get([3])
+    cache.get([0])
+    assert sorted(fetches.done) == [0, 1, 2, 3]
+
+
 def test_readers_share_the_depth_by_who_is_first_in_need() -> None:
     fetches = Fetches()
     cache = fetches.cache(ahead=4 * SIZE, threads=1)
