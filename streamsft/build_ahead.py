@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.build import build_mix, build_sinks
+from streamsft.build_eval import check_eval_inputs
 from streamsft.build_former import mix_record
 from streamsft.build_sources import Transforms, check_inputs, check_transforms, drawn_sources
 from streamsft.comm import Comm
@@ -58,6 +59,7 @@ def check_ahead(
     if comm.rank:
         return
     check_inputs(drawn_sources(config), transforms)
+    check_eval_inputs(config)
     for sink in build_sinks(config, quiet=True):
         sink.close()
     fingerprint = {

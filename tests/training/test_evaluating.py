@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_each_row_alone_by_tokens_on_any_number_of_ranks(pac
         many, few = alone(model, 57), alone(model, 3)
     expected = [many, few, (many[0] + few[0], many[1] + few[1])]
     found = []
-    for ranks in (1, 2, 3, 4):
+    for ranks in (1, 3):
         results = ThreadComm.run(
             ranks, lambda comm: evaluate(copy.deepcopy(model), sets(comm, packed=packed), comm=comm)
         )
