@@ -83,11 +83,13 @@ def _packing(config: Config) -> Packing:
         sequence_length=config.sequence_length,
         lookahead=config.packing.lookahead,
         overflow=config.packing.overflow,
+        align=config.packing.align,
     )
 
 
 def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
-    """How steps are made of lanes and shared among ranks, if batch, ranks, workers and lanes go together.
+    """How steps are made of lanes and shared among ranks, if batch, ranks, workers and lanes go together, and so do
+    packs and what documents take of them.
 
     Raises:
         ConfigError: they do not; the message has the values that do.
@@ -95,6 +97,7 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
     loader = config.loader
     check_workers(loader.workers, loader.start_method)
     checked_stretches(config.train.skip_steps)
+    _packing(config)
     owned = any(map(_is_owned, drawn_sources(config).values()))
     topology = Topology.of(
         loader.global_batch_size, dp or Shard(), loader.lanes_per_step, loader.lane_groups, owned=owned

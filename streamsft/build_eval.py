@@ -116,6 +116,7 @@ def build_evaluation(
             packed=config.eval.packed,
             lookahead=config.packing.lookahead,
             overflow=config.packing.overflow,
+            align=config.packing.align,
             dp=dp,
             pad_id=encoders.pad_id,
         )

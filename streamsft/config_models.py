@@ -147,6 +147,9 @@ class PackingConfig(Section):
     """Draws that are packed together; 0 packs in draw order. By default max(1024, sequence_length // 4)."""
     overflow: Literal["truncate", "drop", "split", "error"] = "truncate"
     """What happens to a sample longer than `sequence_length`."""
+    align: Positive = 1
+    """Slots that each document takes a multiple of, such as twice the context-parallel size; what is behind its tokens
+    has no label. It divides `sequence_length`."""
 
 
 class LoaderConfig(Section):

@@ -47,6 +47,7 @@ class EvalLoader:
         lookahead: samples that are packed together; as of a `Packer`.
         overflow: what happens to a sample longer than `sequence_length`; as of a `Packer`. What is left out is
             counted in `dropped`.
+        align: each document takes a multiple of so many slots; as of a `Packer`.
         dp: this rank among the data-parallel ranks.
         pad_id: token id of padding.
 
@@ -65,12 +66,13 @@ class EvalLoader:
         packed: bool = True,
         lookahead: int | None = None,
         overflow: Overflow = "truncate",
+        align: int = 1,
         dp: Shard | None = None,
         pad_id: int = 0,
     ) -> None:
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"EvalLoader: batch_size {batch_size!r} is not a number of packs >= 1")
-        self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
+        self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow, align=align)
         self.packed = packed
         self.batch_size = batch_size
         self.dp = dp or Shard()
@@ -104,7 +106,7 @@ class EvalLoader:
         for step in range(len(self)):
             first = (step * self.dp.count + self.dp.index) * self.batch_size
             stop = max(first, min(first + self.batch_size, self.packs))
-            batch = collate(self._read(step + 1, first, stop), names, self.pad_id)
+            batch = collate(self._read(step + 1, first, stop), names, self.pad_id, align=self.packing.align)
             yield _filled_up(batch, self.batch_size, self._slots(first, stop), self.pad_id)
 
     def _slots(self, first: int, stop: int) -> int:
@@ -112,7 +114,7 @@ class EvalLoader:
         if self.packed:
             return self.packing.sequence_length
         mine = slice(self._borders[first], self._borders[stop]) if first < stop else slice(0)
-        return int(self._documents.length[mine].max(initial=2))
+        return int(self.packing.taken(self._documents.length[mine]).max(initial=2))
 
     def _read(self, step: int, first: int, stop: int) -> RawBatch:
         stretches = [Stretch(self._documents, self._borders, first, stop)] if first < stop else []
@@ -126,7 +128,9 @@ class EvalLoader:
         def read_ids(number: int, stored: Ints) -> Sequence[Int32s]:
             return read(number, stored)[0]
 
-        return next(materialize(self._leaves, read, read_ids, [plan], self._slots(first, stop)))
+        return next(
+            materialize(self._leaves, read, read_ids, [plan], self._slots(first, stop), align=self.packing.align)
+        )
 
 
 def _indexed(sources: Any) -> list[Source]:
