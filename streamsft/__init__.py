@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         flex_block_mask as flex_block_mask,
     )
     from streamsft.stream.collate import Batch as Batch
+    from streamsft.stream.evaluation import EvalLoader as EvalLoader
     from streamsft.stream.faces import InfiniteDataset as InfiniteDataset
     from streamsft.stream.interleave import Interleave as Interleave
     from streamsft.stream.loader import Loader as Loader
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
         RowRejected as RowRejected,
     )
     from streamsft.text.holdout import HoldOut as HoldOut
+    from streamsft.training.evaluating import evaluate as evaluate
     from streamsft.training.settings import TrainResult as TrainResult
     from streamsft.types import (
         Pack as Pack,
@@ -180,6 +182,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.sources.writer": ("StoreWriter",),
     "streamsft.stream.attention": ("block_causal_mask", "cu_seqlens", "flex_block_mask"),
     "streamsft.stream.collate": ("Batch",),
+    "streamsft.stream.evaluation": ("EvalLoader",),
     "streamsft.stream.faces": ("InfiniteDataset",),
     "streamsft.stream.interleave": ("Interleave",),
     "streamsft.stream.loader": ("Loader",),
@@ -190,6 +193,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.text.chat": ("ChatTokenizer",),
     "streamsft.text.conversation": ("Conversation", "RowRejected"),
     "streamsft.text.holdout": ("HoldOut",),
+    "streamsft.training.evaluating": ("evaluate",),
     "streamsft.training.settings": ("TrainResult",),
     "streamsft.types": ("Pack", "Sample", "Shard"),
 }

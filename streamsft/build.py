@@ -75,7 +75,9 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, st
 def build_packer(config: Config, mix: Interleave) -> Packer:
     """The packer of `config` over its mix."""
     packing = config.packing
-    return Packer(mix, config.sequence_length, lookahead=packing.lookahead, overflow=packing.overflow)
+    return Packer(
+        mix, config.sequence_length, lookahead=packing.lookahead, overflow=packing.overflow, align=packing.align
+    )
 
 
 def build_aggregator(config: Config, loader: Loader, metrics: Sequence[Metric], comm: Comm) -> Aggregator:

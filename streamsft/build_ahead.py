@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.build import build_mix, build_sinks
+from streamsft.build_eval import check_eval_inputs
 from streamsft.build_former import mix_record
 from streamsft.build_sources import Transforms, check_inputs, check_transforms, drawn_sources
 from streamsft.comm import Comm
@@ -58,6 +59,7 @@ def check_ahead(
     if comm.rank:
         return
     check_inputs(drawn_sources(config), transforms)
+    check_eval_inputs(config)
     for sink in build_sinks(config, quiet=True):
         sink.close()
     fingerprint = {
@@ -81,11 +83,13 @@ def _packing(config: Config) -> Packing:
         sequence_length=config.sequence_length,
         lookahead=config.packing.lookahead,
         overflow=config.packing.overflow,
+        align=config.packing.align,
     )
 
 
 def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
-    """How steps are made of lanes and shared among ranks, if batch, ranks, workers and lanes go together.
+    """How steps are made of lanes and shared among ranks, if batch, ranks, workers and lanes go together, and so do
+    packs and what documents take of them.
 
     Raises:
         ConfigError: they do not; the message has the values that do.
@@ -93,6 +97,7 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
     loader = config.loader
     check_workers(loader.workers, loader.start_method)
     checked_stretches(config.train.skip_steps)
+    _packing(config)
     owned = any(map(_is_owned, drawn_sources(config).values()))
     topology = Topology.of(
         loader.global_batch_size, dp or Shard(), loader.lanes_per_step, loader.lane_groups, owned=owned

@@ -30,6 +30,12 @@ _ELSEWHERE = {
     "datasets": "mix.sources",
     "data": "mix.sources",
     "epochs": "train.steps",
+    "eval_batch_size": "eval.batch_size",
+    "eval_dataset": "eval.sets",
+    "eval_interval": "eval.every",
+    "eval_packing": "eval.packed",
+    "eval_steps": "eval.every",
+    "evaluation": "eval",
     "global_batch": "loader.global_batch_size",
     "gradient_accumulation_steps": "loader.micro_batch_size",
     "gradient_clip_val": "train.grad_clip",
@@ -48,6 +54,7 @@ _ELSEWHERE = {
     "num_train_epochs": "train.steps",
     "num_workers": "loader.workers",
     "output_dir": "train.run_dir",
+    "per_device_eval_batch_size": "eval.batch_size",
     "per_device_train_batch_size": "loader.micro_batch_size",
     "report_to": "metrics.sinks",
     "sample_packing": "packing",
@@ -59,6 +66,9 @@ _ELSEWHERE = {
     "tokenizer_name": "tokenizer",
     "tokenizer_name_or_path": "tokenizer",
     "train_steps": "train.steps",
+    "val_check_interval": "eval.every",
+    "val_dataset": "eval.sets",
+    "validation": "eval",
     "warmup_steps": "train.warmup",
     "wd": "train.weight_decay",
 }
@@ -100,6 +110,8 @@ def section_of(path: KeyPath) -> KeyPath:
         section = ["mix", "sources", "*"] if section[-1:] == ["sources"] else [*section, part]
         if len(section) > 3 and section[3] == "sources":  # a group's sources are again sources
             section = ["mix", "sources"]
+        if len(section) > 2 and section[:2] == ["eval", "sets"]:
+            section[2] = "*"
     return tuple(section)
 
 
@@ -165,8 +177,8 @@ def _suggest(path: KeyPath, sections: Sections, data: Mapping[str, Any]) -> str:
     """The key that was probably meant: here under another name, in another section, or spelled alike."""
     key, section = str(path[-1]), section_of(path[:-1])
     here = sections.get(section, ())
-    in_source = section == ("mix", "sources", "*")
-    if in_source and key in _ELSEWHERE_IN_SOURCE:
+    in_source = section in (("mix", "sources", "*"), ("eval", "sets", "*"))
+    if in_source and _ELSEWHERE_IN_SOURCE.get(key) in here:
         return f"; here it is called {_ELSEWHERE_IN_SOURCE[key]!r}"
     spelled = key.lower().replace("-", "_")
     if (near := difflib.get_close_matches(spelled, here, 1, 0.75)) and near[0] != key:

@@ -7,17 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from streamsft.config_reading import IoConfig, Section, TierConfig
+from streamsft.config_reading import IoConfig, Rows, Section, TierConfig
 from streamsft.config_values import (
     HoldOut,
     Natural,
     NonNegative,
-    Paths,
     PathText,
     Positive,
     Stretch,
-    TextOrList,
-    TrainOn,
     Weight,
 )
 from streamsft.config_yaml import KeyPath
@@ -26,6 +23,8 @@ __all__ = [
     "SECTIONS",
     "CacheConfig",
     "Config",
+    "EvalConfig",
+    "EvalSetConfig",
     "GroupConfig",
     "IoConfig",
     "LoaderConfig",
@@ -60,33 +59,9 @@ class _Node(Section):
         return any(value for key, value in self.weight.items() if key != "hold")
 
 
-class SourceConfig(_Node):
+class SourceConfig(_Node, Rows):
     """A source: where its rows come from, how they become tokens, how often they are drawn."""
 
-    path: Paths | None = None
-    """Local files: a file, a glob, a directory, or a list of them."""
-    store: Paths | None = None
-    """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
-    files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,
-    such as s3://bucket/folder. Read where it lies."""
-    hub: str | None = None
-    """A dataset of the Hugging Face hub, as owner/name."""
-    config: str | None = None
-    """With `hub`: the dataset's configuration."""
-    split: str | None = None
-    """With `hub`: the split; by default train."""
-    revision: str | None = None
-    """With `hub`: a branch, a tag or a commit."""
-    data_files: TextOrList | None = None
-    """With `hub`: only these files of the dataset."""
-    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
-    """How a row holds its conversation; by default detected from the first rows. tokens: it is tokenized already."""
-    columns: dict[str, str] | None = None
-    """What the format's fields are called in this data: field of the format → column."""
-    train_on: TrainOn = "assistant"
-    """Which messages are supervised."""
-    on_bad_row: Literal["skip", "error"] = "skip"
-    """Skip and count a row that cannot be used, or stop at it."""
     shuffle: Literal["rows", "row_groups", "none"] = "rows"
     """rows: each pass in an order of its own. row_groups: row groups of a store in such an order, then rows within
     shuffle_groups of them, each group read once per pass. none: as in the input, shuffled within a window only."""
@@ -172,6 +147,9 @@ class PackingConfig(Section):
     """Draws that are packed together; 0 packs in draw order. By default max(1024, sequence_length // 4)."""
     overflow: Literal["truncate", "drop", "split", "error"] = "truncate"
     """What happens to a sample longer than `sequence_length`."""
+    align: Positive = 1
+    """Slots that each document takes a multiple of, such as twice the context-parallel size; what is behind its tokens
+    has no label. It divides `sequence_length`."""
 
 
 class LoaderConfig(Section):
@@ -237,6 +215,30 @@ class TrainConfig(Section):
     """Stretches of steps, first and last each, whose data are left out, as in [[120, 140]]; those behind follow."""
 
 
+class EvalSetConfig(Rows):
+    """Samples that the loss is found on: where their rows come from, and how they become tokens."""
+
+
+EvalSet = Annotated[
+    Annotated[EvalSetConfig, Tag("<set>")] | Annotated[str, Tag("<held>")],
+    Discriminator(lambda value: "<held>" if isinstance(value, str) else "<set>"),
+]
+
+
+class EvalConfig(Section):
+    """What the model's loss is found on while it trains; none of it changes what is trained on."""
+
+    every: Positive | None = None
+    """Optimizer steps from one evaluation to the next; there is one behind the last step in any case."""
+    sets: dict[str, EvalSet]
+    """Name → the rows that a source of the mix holds out, as <source>.holdout, or a source of its own. Each row is
+    evaluated once."""
+    packed: bool = True
+    """Fill rows of sequence_length with several samples; otherwise each has a row of its own."""
+    batch_size: Positive | None = None
+    """Packs, or rows, per forward pass on a rank; by default `loader.micro_batch_size`, or 8."""
+
+
 class Config(Section):
     """A whole config file."""
 
@@ -253,6 +255,8 @@ class Config(Section):
     packing: PackingConfig = Field(default_factory=PackingConfig)
     loader: LoaderConfig = Field(default_factory=LoaderConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    eval: EvalConfig | None = None
+    """What the model's loss is found on while it trains."""
     train: TrainConfig = Field(default_factory=TrainConfig)
 
 
@@ -267,6 +271,8 @@ SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     ("packing",): PackingConfig,
     ("loader",): LoaderConfig,
     ("metrics",): MetricsConfig,
+    ("eval",): EvalConfig,
+    ("eval", "sets", "*"): EvalSetConfig,
     ("train",): TrainConfig,
 }
 """The model of each section; ``*`` stands for the name of a source."""

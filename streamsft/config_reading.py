@@ -1,14 +1,15 @@
-"""The keys of a config file that say how row groups are read and kept; and what all sections have in common."""
+"""The keys of a config file that say where rows come from, and how row groups are read and kept; and what all sections
+have in common."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamsft.config_values import PathText, Positive, Size
+from streamsft.config_values import Paths, PathText, Positive, Size, TextOrList, TrainOn
 
-__all__ = ["IoConfig", "Section", "TierConfig"]
+__all__ = ["IoConfig", "Rows", "Section", "TierConfig"]
 
 
 class Section(BaseModel):
@@ -41,3 +42,32 @@ class IoConfig(Section):
     """Seconds for which a read that fails is tried again."""
     requests: Positive = 16
     """Row groups that are fetched at a time."""
+
+
+class Rows(Section):
+    """Where the rows of a source come from, and how they become tokens."""
+
+    path: Paths | None = None
+    """Local files: a file, a glob, a directory, or a list of them."""
+    store: Paths | None = None
+    """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
+    files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,
+    such as s3://bucket/folder. Read where it lies."""
+    hub: str | None = None
+    """A dataset of the Hugging Face hub, as owner/name."""
+    config: str | None = None
+    """With `hub`: the dataset's configuration."""
+    split: str | None = None
+    """With `hub`: the split; by default train."""
+    revision: str | None = None
+    """With `hub`: a branch, a tag or a commit."""
+    data_files: TextOrList | None = None
+    """With `hub`: only these files of the dataset."""
+    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
+    """How a row holds its conversation; by default detected from the first rows. tokens: it is tokenized already."""
+    columns: dict[str, str] | None = None
+    """What the format's fields are called in this data: field of the format → column."""
+    train_on: TrainOn = "assistant"
+    """Which messages are supervised."""
+    on_bad_row: Literal["skip", "error"] = "skip"
+    """Skip and count a row that cannot be used, or stop at it."""

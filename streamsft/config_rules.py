@@ -28,7 +28,8 @@ _MIX = "mix"
 
 
 def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()) -> list[Issue]:
-    """Issues with the mix of the config `data`, with what a source needs elsewhere in it, and with steps to skip.
+    """Issues with the mix of the config `data`, with what a source needs elsewhere in it, with sets to evaluate, and
+    with steps to skip.
 
     Sources in `without_tokenizer` need none.
     """
@@ -47,6 +48,7 @@ def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()
             issues.extend(_group_rules(node, path))
             if "store" not in node and node.get("format") != "tokens" and path[-1] not in without_tokenizer:
                 texts.append(path)
+    issues.extend(_eval_rules(data.get("eval"), mix["sources"], texts))
     for path, node in _nodes(mix["sources"], (_MIX, "sources")):
         if node.get("holdout") is not None and f"{path[-1]}{HELD}" in seen:
             taken = dotted(seen[f"{path[-1]}{HELD}"])
@@ -59,6 +61,25 @@ def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()
             )
         )
     return issues
+
+
+def _eval_rules(section: Any, sources: Mapping[str, Any], texts: list[KeyPath]) -> Iterator[Issue]:
+    """Sets are sources, or the rows that one of the mix holds out; those that are text are added to `texts`."""
+    sets = section.get("sets") if isinstance(section, dict) else None
+    held = {f"{path[-1]}{HELD}" for path, node in _nodes(sources, ()) if node.get("holdout") is not None}
+    for name, value in sets.items() if isinstance(sets, dict) else ():
+        path: KeyPath = ("eval", "sets", name)
+        try:
+            check_name(str(name), "evaluation set")
+        except ConfigError as error:
+            yield Issue(path, str(error))
+        if isinstance(value, dict):
+            yield from _source_rules(value, path)
+            if "store" not in value and value.get("format") != "tokens":
+                texts.append(path)
+        elif isinstance(value, str) and value not in held:
+            known = f"those are {', '.join(sorted(held))}" if held else "no source has a holdout"
+            yield Issue(path, f"{value!r} is not what a source of the mix holds out; {known}; for files give a path")
 
 
 def _nodes(sources: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:

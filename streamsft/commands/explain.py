@@ -131,11 +131,8 @@ def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Ba
 
 def _documents(batch: Batch, leaves: Sequence[Leaf]) -> list[ExplainedDocument]:
     table = batch.documents.table
-    ends = np.cumsum(table.length)
-    before = np.concatenate([[0], ends])[np.searchsorted(table.pack, table.pack)]
-    slot = ends - table.length - before
     taken = (table.length, table.supervised, table.start, table.cut)
-    columns = (table.source, table.row, table.pass_index, slot, *taken)
+    columns = (table.source, table.row, table.pass_index, table.slot, *taken)
     found = []
     for source, row, pass_index, first, length, supervised, start, cut in zip(
         *(column.tolist() for column in columns), strict=True

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
+from streamsft.build_eval import build_eval_stores
 from streamsft.build_sources import BuiltSource, Transforms, build_sources
+from streamsft.build_stores import Tokens
 from streamsft.comm import Comm, agreeing, patient
 from streamsft.config import Config
 from streamsft.encoders import Encoders
@@ -17,9 +20,10 @@ from streamsft.sources.streaming import StreamingSource
 from streamsft.text.rejections import REJECTED_FILE
 from streamsft.text.summary import SourceSummary, summary_table
 
-__all__ = ["prepare_sources", "print_sources"]
+__all__ = ["prepare_eval_stores", "prepare_sources", "print_sources"]
 
 Sources = dict[str, BuiltSource]
+Made = TypeVar("Made", bound=dict[str, Any])
 
 
 def prepare_sources(
@@ -39,7 +43,6 @@ def prepare_sources(
     Raises:
         StreamsftError: on all ranks, if a source cannot be used on one of them.
     """
-    first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
 
     def make(*, first: bool) -> Sources:
         return build_sources(
@@ -51,18 +54,52 @@ def prepare_sources(
             verify=verify and first,
         )
 
-    return _one_after_another(patient(comm), first, make)
+    return _one_after_another(config, comm, make)
 
 
-def _one_after_another(comm: Comm, first: bool, make: Callable[..., Sources]) -> Sources:
-    sources: Sources = {}
+def prepare_eval_stores(
+    config: Config,
+    encoders: Encoders,
+    comm: Comm,
+    *,
+    transforms: Transforms | None = None,
+    processes: int | None = None,
+    verify: bool = False,
+) -> dict[str, Tokens]:
+    """The rows of the sets that `config` evaluates, by name of the set; collective, as `prepare_sources`.
+
+    Raises:
+        StreamsftError: on all ranks, if a set cannot be used on one of them.
+    """
+    if config.eval is None or not config.eval.sets:
+        return {}
+
+    def make(*, first: bool) -> dict[str, Tokens]:
+        return build_eval_stores(
+            config,
+            encoders,
+            transforms=transforms,
+            processes=processes,
+            progress=comm.rank == 0,
+            verify=verify and first,
+        )
+
+    return _one_after_another(config, comm, make)
+
+
+def _one_after_another(config: Config, comm: Comm, make: Callable[..., Made]) -> Made:
+    """What `make` makes, on one rank of each machine before it is made on the others."""
+    first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
+    comm = patient(comm)
+    made: Made | None = None
     with agreeing(comm):
         if first:
-            sources = make(first=True)
+            made = make(first=True)
     with agreeing(comm):
         if not first:
-            sources = make(first=False)
-    return sources
+            made = make(first=False)
+    assert made is not None
+    return made
 
 
 def print_sources(console: Console, sources: Mapping[str, BuiltSource], *, places: bool = False) -> None:

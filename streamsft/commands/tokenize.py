@@ -9,7 +9,7 @@ from rich.console import Console
 from streamsft.build_sources import Transforms
 from streamsft.comm import LocalComm
 from streamsft.commands.console import make_console
-from streamsft.commands.preparing import prepare_sources, print_sources
+from streamsft.commands.preparing import prepare_eval_stores, prepare_sources, print_sources
 from streamsft.config import ConfigLike, load_config
 from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
@@ -29,6 +29,7 @@ def tokenize(
     console: Console | None = None,
 ) -> dict[str, TokenStore]:
     """Tokenize every source that `config` draws from, where the cache does not have it yet, and print what is in them.
+    The sets that it evaluates are tokenized too.
 
     Sources with `streaming: true` are opened alone, for they are tokenized as they are drawn.
 
@@ -43,7 +44,7 @@ def tokenize(
         console: where to print; standard output by default.
 
     Returns:
-        The stores, by name.
+        The stores that are drawn from, by name.
 
     Raises:
         StreamsftError: what can be mended.
@@ -51,5 +52,6 @@ def tokenize(
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     encoders = Encoders(config)
     sources = prepare_sources(config, encoders, LocalComm(), transforms=transforms, processes=processes, verify=verify)
-    print_sources(console or make_console(), sources, places=True)
+    sets = prepare_eval_stores(config, encoders, LocalComm(), transforms=transforms, processes=processes, verify=verify)
+    print_sources(console or make_console(), {**sources, **{store.name: store for store in sets.values()}}, places=True)
     return {name: source for name, source in sources.items() if isinstance(source, TokenStore)}

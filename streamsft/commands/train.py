@@ -9,11 +9,12 @@ from rich.console import Console
 
 from streamsft.build import build, build_aggregator, build_mix, build_packer, build_settings, build_sinks
 from streamsft.build_ahead import check_ahead
+from streamsft.build_eval import build_evaluation
 from streamsft.build_former import former_config, mix_record
 from streamsft.build_sources import Transforms, all_sources
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
 from streamsft.commands.console import make_console
-from streamsft.commands.preparing import prepare_sources, print_sources
+from streamsft.commands.preparing import prepare_eval_stores, prepare_sources, print_sources
 from streamsft.config import Config, ConfigLike, load_config
 from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
@@ -108,10 +109,13 @@ def _train(
     if comm.rank == 0:
         _print(console, f"train: {settings.steps:,} steps, in {settings.run_dir}")
     sources = prepare_sources(config, encoders, comm, transforms=ours, verify=verify)
+    sets = prepare_eval_stores(config, encoders, comm, transforms=ours, verify=verify)
     with agreeing(comm):
-        built = build(config, sources, encoders, dp=Shard(comm.rank, comm.size), metrics=metrics)
+        dp = Shard(comm.rank, comm.size)
+        built = build(config, sources, encoders, dp=dp, metrics=metrics)
+        evaluation = build_evaluation(config, sets, encoders, dp=dp)
     if comm.rank == 0 and not quiet:
-        print_sources(console, sources)
+        print_sources(console, {**sources, **{store.name: store for store in sets.values()}})
         _print(console, str(built.loader.info))
     result = train_loop(
         built.loader,
@@ -126,6 +130,7 @@ def _train(
         mix_record=mix_record(config, sources, ours),
         accept_changes=accept_changes,
         rebuild=lambda record: _former(config, record, encoders, transforms, comm),
+        evaluation=evaluation,
     )
     if comm.rank == 0:
         _print(console, result.message)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from streamsft.build_ahead import check_sizes
+from streamsft.build_eval import eval_sources
 from streamsft.build_sources import Transforms, check_transforms, drawn_sources
 from streamsft.build_stores import holds_tokens, open_tokens
 from streamsft.commands.console import make_console
@@ -63,7 +64,7 @@ def validate(
     encoders = Encoders(config)
     lines: list[str] = []
     problems: dict[str, list[str]] = {}
-    for name, source in drawn_sources(config).items():
+    for name, source in {**drawn_sources(config), **eval_sources(config)}.items():
         transformed = name in (transforms or {})
         try:
             lines.append(f"{name}: {_look(name, source, encoders, transformed=transformed, verify=verify)}")

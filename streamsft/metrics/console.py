@@ -70,6 +70,8 @@ class ConsoleSink:
         parts = [f"step {step}"]
         for key, value in metrics.items():
             group, _, name = key.rpartition("/")
+            if name != "loss" and (group == "eval" or group.startswith("eval_")):
+                continue  # how much was evaluated, which stays the same
             if group != root and not group.startswith(self.prefix) and not name.endswith("_total"):
                 parts.append(f"{key} {_show(value, 'number')}")
         for name, kind in _RUN:

@@ -33,7 +33,8 @@ class Run:
         steps: the steps of the records that are drawn.
         times: seconds since the epoch of these.
         records: their numbers by key.
-        count: records in the file.
+        count: records in the file, without those that are of an evaluation alone.
+        evaluations: step and numbers of the records that are drawn of evaluations, oldest first.
         histograms: key → documents by bucket (lower and upper edge), since the run began.
         legs: what `legs.jsonl` says of the times that the run was begun and gone on with.
         edits: what `run.json` says of edits of the mix.
@@ -48,6 +49,7 @@ class Run:
     times: list[float]
     records: list[Mapping[str, float | None]]
     count: int
+    evaluations: Sequence[tuple[int, Mapping[str, float | None]]] = ()
     histograms: Mapping[str, Counter[tuple[float, float]]] = field(default_factory=dict)
     legs: Sequence[Mapping[str, Any]] = ()
     edits: Sequence[Mapping[str, Any]] = ()
@@ -123,8 +125,8 @@ def read_run(path: Path) -> Run:
     lines = list(_lines(file, {"step": int, "time": int | float, "metrics": dict}, cut))
     if not lines:
         raise RunError(f"{file}: no record yet; a run writes one every metrics.log_every steps")
-    every = -(-len(lines) // _POINTS)
-    chosen = lines[::-every][::-1]
+    whole = [line for line in lines if not line["metrics"] or not all(map(_is_evaluated, line["metrics"]))] or lines
+    chosen = _thinned(whole)
     marks = _json(path / "run.json") or {}
     edits = marks.get("edits", [])
     known = {*marks.get("fingerprint", {}).get("sources", {}), *(name for edit in edits for name in edit["removed"])}
@@ -134,7 +136,8 @@ def read_run(path: Path) -> Run:
         steps=[int(line["step"]) for line in chosen],
         times=[float(line["time"]) for line in chosen],
         records=[line["metrics"] for line in chosen],
-        count=len(lines),
+        count=len(whole),
+        evaluations=[(int(line["step"]), line["metrics"]) for line in _thinned([*filter(_has_evaluation, lines)])],
         histograms=_histograms(path / "histograms.jsonl", cut),
         legs=list(_lines(path / "legs.jsonl", {"step": int}, cut, optional=True)),
         edits=edits,
@@ -142,6 +145,22 @@ def read_run(path: Path) -> Run:
         known=frozenset(known),
         notices=cut,
     )
+
+
+def _thinned(lines: list[Any]) -> list[Any]:
+    """At most so many of the lines as are drawn: evenly spaced ones, and the last."""
+    every = -(-len(lines) // _POINTS)
+    return lines[::-every][::-1] if lines else []
+
+
+def _is_evaluated(key: str) -> bool:
+    """Whether a key is one of an evaluation: ``eval/loss``, ``eval_<set>/loss``."""
+    group = key.partition("/")[0]
+    return group == "eval" or group.startswith("eval_")
+
+
+def _has_evaluation(line: Mapping[str, Any]) -> bool:
+    return any(map(_is_evaluated, line["metrics"]))
 
 
 def _histograms(path: Path, cut: list[str]) -> dict[str, Counter[tuple[float, float]]]:

@@ -14,8 +14,8 @@ __all__ = ["whole_charts"]
 def whole_charts(runs: Sequence[Run]) -> list[Chart]:
     """The charts of what is one number a record, with a line for each run."""
     root = dict.fromkeys(run.root for run in runs)
-    evals = sorted({key for run in runs for key in run.last if key.startswith("eval") and key.endswith("/loss")})
-    losses = {"train/loss": "train", **{key: key for key in evals}}
+    found = {key for run in runs for _, record in run.evaluations for key in record if key.endswith("/loss")}
+    losses = {"train/loss": "train", **{key: key for key in sorted(found) if key.startswith("eval")}}
     made = [
         _whole("loss", "Loss", "Mean per supervised token.", runs, losses, ""),
         _whole("packing", "Packing efficiency", "Share of the slots that hold a token, between two records.", runs,
@@ -48,14 +48,18 @@ def _whole(
     traces = []
     for number, run in enumerate(runs):
         for place, (key, label) in enumerate(keys.items()):
-            values = [None if value is None else value * scale for value in run.series(key)]
+            steps, series = run.steps, run.series(key)
+            if key.startswith("eval"):
+                steps = [step for step, _ in run.evaluations]
+                series = [record.get(key) for _, record in run.evaluations]
+            values = [None if value is None else value * scale for value in series]
             if all(value is None for value in values):
                 continue
             called = ", ".join(part for part in (run.name if len(runs) > 1 else "", label) if part) or title
             colour = number if len(runs) > 1 else place
             dash = DASHES[(place + number) % len(DASHES)] if len(runs) > 1 else DASHES[place % len(DASHES)]
-            mode = "lines" if len(run.steps) > 1 else "markers"
+            mode = "lines" if len(steps) > 1 else "markers"
             line = {"dash": dash, "width": 2}
-            traces.append({**line_trace(called, colour, run.steps, values, line=line), "mode": mode})
+            traces.append({**line_trace(called, colour, steps, values, line=line), "mode": mode})
     layout = {"yaxis": {"title": {"text": unit}, **(axis or {})}}
     return Chart(id=name, title=title, note=note, traces=traces, layout=layout)

@@ -1,5 +1,14 @@
 """Which slots of a pack may see which: masks and segment borders for packed attention.
 
+================================ ==============================================================================
+attention                        what it takes
+================================ ==============================================================================
+scaled_dot_product_attention     `block_causal_mask`, bool; added to scores as `Batch.model_inputs(dtype)`
+flex_attention                   `flex_block_mask`
+variable-length kernels          `cu_seqlens`: borders of documents over all packs, end to end
+transformers, by its keywords    `Batch.model_inputs()` with a mask, `Batch.packed_inputs()` with borders
+================================ ==============================================================================
+
 All are made on the training side from `Batch.document_ids`, on its device, never in a loader worker.
 """
 

@@ -13,7 +13,8 @@ import torch
 
 from streamsft.errors import ConfigError
 from streamsft.metrics.stats import SampleStats
-from streamsft.stream.attention import block_causal_mask
+from streamsft.stream.aligning import fill_gaps
+from streamsft.stream.attention import block_causal_mask, cu_seqlens
 from streamsft.stream.carrying import Carried, images_of
 from streamsft.stream.labelling import IGNORE_INDEX, labels_of
 from streamsft.stream.lanestate import LaneState
@@ -144,6 +145,31 @@ class Batch:
             **self.images,
         }
 
+    def packed_inputs(self) -> dict[str, Any]:
+        """Keyword arguments for ``model(**inputs)`` of a `transformers` causal language model whose attention takes
+        borders in place of a mask, such as ``attn_implementation="flash_attention_2"``.
+
+        All packs stand end to end, as one row [1, packs * sequence_length], with the borders of their documents in
+        ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (int32) and the longest one's slots in ``max_length_q`` and
+        ``max_length_k``. Images are among them if there are any.
+
+        Other implementations ("sdpa", "eager") tell documents from positions that do not go on, as long as there is no
+        cache. That is the same but for fragments of split rows, which may go on where the document before ends: use
+        `model_inputs` for those.
+        """
+        borders, longest = cu_seqlens(self.document_ids)
+        return {
+            "input_ids": self.input_ids.reshape(1, -1),
+            "position_ids": self.position_ids.reshape(1, -1),
+            "labels": self.labels.reshape(1, -1),
+            "cu_seq_lens_q": borders,
+            "cu_seq_lens_k": borders,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+            **self.images,
+        }
+
     def shifted_labels(self) -> torch.Tensor:
         """Labels for losses that do not shift: entry i is the label of slot i + 1, -100 in the last slot."""
         shifted = torch.full_like(self.labels, IGNORE_INDEX)
@@ -166,7 +192,7 @@ class Batch:
 _TENSORS = ("input_ids", "labels", "position_ids", "document_ids")
 
 
-def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | None = None) -> Batch:
+def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | None = None, align: int = 1) -> Batch:
     """The tensors of a batch.
 
     Args:
@@ -174,9 +200,12 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
         sources: names of all sources of the mix.
         pad_id: token id of padding.
         step: number of the optimizer step; by default that of the documents.
+        align: what documents take a multiple of, in slots.
     """
     end = raw.documents.end
     input_ids, labels, position_ids, document_ids = _laid_out(raw, pad_id)
+    if align > 1 and pad_id:
+        fill_gaps(input_ids, raw.documents.table, align, pad_id)
     return Batch(
         step=end.step if step is None else step,
         data_step=end.step,

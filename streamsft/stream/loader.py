@@ -204,7 +204,7 @@ class Loader:
                 skipped |= raw.documents.end.lanes
                 continue
             step += 1
-            batch = collate(raw, self._mixes.names, self.pad_id, step)
+            batch = collate(raw, self._mixes.names, self.pad_id, step, self.packer.packing.align)
             if skipped:
                 batch, skipped = batch.behind(skipped), {}
             _ = batch.stats if ahead else None

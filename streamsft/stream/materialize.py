@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import StreamsftError
+from streamsft.stream.aligning import slots_taken, spread
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents, gathered
 from streamsft.stream.labelling import Labelled, label_stretches
@@ -151,6 +152,7 @@ def materialize(
     steps: Sequence[StepPlan],
     slots: int,
     metrics: Sequence[Valued] = (),
+    align: int = 1,
 ) -> Iterator[RawBatch]:
     """Read the tokens of one rank's part of some steps, all at once. An error comes where its step would.
 
@@ -161,6 +163,7 @@ def materialize(
         steps: what was planned.
         slots: the sequence length.
         metrics: user metrics, evaluated on each document.
+        align: what documents take a multiple of, in slots.
 
     Raises:
         DataError: a source gave another number of tokens than its lengths say.
@@ -178,9 +181,9 @@ def materialize(
         if len(steps) == 1:
             raise
         for step in steps:
-            yield from materialize(leaves, read, read_ids, [step], slots, metrics)
+            yield from materialize(leaves, read, read_ids, [step], slots, metrics, align)
         return
-    chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots)
+    chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots, align)
     number, origin, reach, used, begun = chunk.places
     stretches = chunk.labelled.stretches
     ends = np.cumsum([step.packs for step in steps])
@@ -188,7 +191,11 @@ def materialize(
     opened = first = 0
     for step, closed, last in zip(steps, ends.tolist(), behind.tolist(), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
-        flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
+        if align == 1:
+            flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
+        else:
+            firsts = (chunk.known.table.pack[mine] - opened) * slots + chunk.known.table.slot[mine]
+            flat = spread(ids[mine], firsts, step.packs * slots)
         known = BatchDocuments(
             packs=step.packs,
             known=chunk.known,
@@ -217,10 +224,11 @@ class _Chunk(NamedTuple):
     """Number of documents before each pack, and of all."""
 
 
-def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: int) -> _Chunk:
+def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: int, align: int) -> _Chunk:
     """What is told by numbers per document, and so for some steps at a time."""
-    place = documents.length.cumsum()
-    place -= documents.length  # with all padding left out
+    taken = slots_taken(documents.length, align)
+    place = taken.cumsum()
+    place -= taken  # with all padding behind packs left out
     borders = documents.pack.searchsorted(np.arange(packs + 1))
     opened = borders[documents.pack]
     slot = place - place[opened]
@@ -240,7 +248,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
         supervised=labelled.supervised,
         turns=labelled.turns,
     )
-    used = (slot + documents.length)[borders[1:] - 1]
+    used = (slot + taken)[borders[1:] - 1]
     reach = np.diff(first, append=packs * slots)
     places = Places(table.number, slot - documents.start, reach, used.tolist(), not documents.start.any())
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())

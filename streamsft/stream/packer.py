@@ -53,6 +53,8 @@ class Packer(LaneDataset[Pack]):
         overflow: a sample longer than a pack: ``truncate`` keeps its prefix (and leaves the sample out if nothing
             supervised is left), ``drop`` leaves it out, ``split`` cuts it into fragments that continue its positions,
             ``error`` raises. What is left out is counted in the metrics.
+        align: in batches each document takes a multiple of so many slots; those behind its tokens are its own, with
+            positions that go on, and without labels. It divides `sequence_length`.
         shard: which of several disjoint parts to iterate; a `Loader` shares the work out by itself.
 
     Raises:
@@ -68,13 +70,14 @@ class Packer(LaneDataset[Pack]):
         *,
         lookahead: int | None = None,
         overflow: Overflow = "truncate",
+        align: int = 1,
         shard: Shard | None = None,
     ) -> None:
         super().__init__(shard or Shard())
         if not isinstance(mix, Interleave):
             mix = Interleave([mix], [1.0], seed=mix.seed if isinstance(mix, SourceStream) else 0)
         self.mix = whole(mix, "Packer")
-        self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow)
+        self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow, align=align)
         self.mixture = mix.mixture(self.packing)
         self._warn_of_small_windows()
 
@@ -85,6 +88,8 @@ class Packer(LaneDataset[Pack]):
     @property
     def info(self) -> Info:
         how = f"best-fit over {self.packing.window:,} draws" if self.packing.best_fit else "next-fit in draw order"
+        if self.packing.align > 1:
+            how += f", documents take multiples of {self.packing.align}"
         detail = f"{self.packing.sequence_length:,} slots, {how}, overflow: {self.packing.overflow}"
         return Info(self.name, detail, None, (self.mix.tree(self.mixture.leaves),))
 
@@ -112,7 +117,7 @@ class Packer(LaneDataset[Pack]):
         means = []
         for leaf in self.mixture.leaves:
             lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
-            means.append(float(np.minimum(lengths, cut).mean()))
+            means.append(float(self.packing.taken(np.minimum(lengths, cut).astype(np.int64)).mean()))
         packs = self.packing.window * float(np.dot([leaf.share for leaf in self.mixture.leaves], means)) / limit
         if packs < _FEW_PACKS:
             logger.warning(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from streamsft.errors import ConfigError
+from streamsft.stream.aligning import slots_taken
 from streamsft.types import Ints
 
 __all__ = ["Overflow", "Packing", "best_fit_decreasing", "next_fit", "pack_lengths"]
@@ -33,6 +34,7 @@ class Packing:
             next-fit; None takes ``max(1024, sequence_length // 4)``.
         overflow: what happens to a document longer than `sequence_length`: keep its prefix, leave it
             out, cut it into fragments, or raise.
+        align: each document takes a multiple of so many slots; see `streamsft.stream.aligning`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -41,6 +43,7 @@ class Packing:
     sequence_length: int
     lookahead: int | None = None
     overflow: Overflow = "truncate"
+    align: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.sequence_length, int) or self.sequence_length < 2:
@@ -49,6 +52,13 @@ class Packing:
             raise ConfigError(f"lookahead: {self.lookahead!r} is not a number of draws (0 packs in draw order)")
         if self.overflow not in get_args(Overflow):
             raise ConfigError(f"overflow: {self.overflow!r} is none of {', '.join(get_args(Overflow))}")
+        if not isinstance(self.align, int) or isinstance(self.align, bool) or self.align < 1:
+            raise ConfigError(f"packing.align: {self.align!r} is not a number of slots >= 1")
+        if self.sequence_length % self.align:
+            raise ConfigError(
+                f"packing.align: {self.align} does not divide sequence_length {self.sequence_length}; set that to "
+                f"{max(1, self.sequence_length // self.align) * self.align}"
+            )
 
     @property
     def best_fit(self) -> bool:
@@ -64,16 +74,21 @@ class Packing:
 
     def describe(self) -> dict[str, int | str]:
         """What a resumed stream must agree on."""
-        return {
+        described: dict[str, int | str] = {
             "sequence_length": self.sequence_length,
             "lookahead": self.window if self.best_fit else 0,
             "overflow": self.overflow,
         }
+        return described if self.align == 1 else {**described, "align": self.align}
+
+    def taken(self, lengths: Ints) -> Ints:
+        """Slots that documents of these lengths take, int64[n]."""
+        return slots_taken(lengths, self.align)
 
     def pack(self, lengths: Ints) -> Ints:
         """Pack number of each document of one window, int64[n], numbered from 0 without gaps."""
         fit = best_fit_decreasing if self.best_fit else next_fit
-        return fit(lengths, self.sequence_length)
+        return fit(self.taken(lengths), self.sequence_length)
 
 
 def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:

@@ -48,6 +48,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 _KEYS = {
     "lookahead": "packing.lookahead",
     "overflow": "packing.overflow",
+    "align": "packing.align",
     "unit": "mix.unit",
     "lanes": "loader.lanes_per_step and lane_groups",
     "tokenizer": "tokenizer, by a digest of it",

@@ -252,6 +252,7 @@ class LaneWalk:
         for mine, part in parts:
             within = np.arange(len(part)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
             lengths[np.repeat(first[mine], counts[mine]) + within] = part
+        lengths = self._packing.taken(lengths)
         windows = len(source) // self._plan.draws
         if self._packing.best_fit:
             return self._best_fit(lengths, counts.reshape(windows, -1).sum(axis=1))

@@ -74,6 +74,8 @@ class RawSteps(IterableDataset[bytes]):
         planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
         names = self.mixes.names
         io = IoCounts(self.mixes.leaves)
+        packing = self.mixes.plan.packing
+        align = 1 if packing is None else packing.align
 
         def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
             note(names[number])
@@ -93,7 +95,7 @@ class RawSteps(IterableDataset[bytes]):
             if skipped or self.mixes.owned or documents >= enough:
                 if together:
                     planner.announce(new=True)
-                made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics)
+                made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics, align)
                 for at, raw in enumerate(made):
                     if not at:  # all of them have been read
                         planner.announce()

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from streamsft.comm import Comm, agreeing, current
-from streamsft.errors import RunError
+from streamsft.errors import ConfigError
 from streamsft.metrics.aggregator import Aggregator
-from streamsft.metrics.sinks import HistogramSink, Sink
+from streamsft.metrics.sinks import Sink
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
-from streamsft.training.audit import Audit, rewind_audit
 from streamsft.training.edits import Rebuild, resume_loader
+from streamsft.training.evaluating import Evaluation, evaluate
 from streamsft.training.model import model_kind, pick_device, prepare_model
 from streamsft.training.opening import Start, opened
+from streamsft.training.outputs import Outputs, opened_outputs
 from streamsft.training.parallel import broadcast_weights
 from streamsft.training.settings import TrainResult, TrainSettings
 from streamsft.training.signals import StopSignals, signal_name
@@ -46,6 +48,7 @@ def train(
     mix_record: Mapping[str, Any] | None = None,
     accept_changes: bool = False,
     rebuild: Rebuild | None = None,
+    evaluation: Evaluation | None = None,
 ) -> TrainResult:
     """Train for `settings.steps` steps, going on from the newest checkpoint of `settings.run_dir` if it has one.
 
@@ -70,13 +73,17 @@ def train(
         mix_record: what the mix is built from, as JSON; kept in checkpoints for `rebuild`.
         accept_changes: go on although sources were added, removed, changed or weighted otherwise, and note that.
         rebuild: builds the packer of an earlier mix from its record, to finish the windows that are open of it.
+        evaluation: samples to find the model's loss on, and how often; it is part of the record of its step.
 
     Raises:
+        ConfigError: there is an evaluation and no model.
         RunError: the run directory holds a run of another stream or model, is in use, or cannot be written; or
             training cannot go on. All ranks raise.
         StateError: the mix is edited although windows are open of the mix before the last edit. All ranks raise.
     """
     comm = comm if comm is not None else current()
+    if evaluation is not None and model == "none":
+        raise ConfigError("evaluation: there is no model to evaluate (model: none); leave the evaluation out")
     with ExitStack() as stack:
         start = stack.enter_context(
             opened(
@@ -94,8 +101,8 @@ def train(
             gathering = aggregator if isinstance(aggregator, Aggregator) else aggregator()
         parts = _prepare(loader, model, gathering, settings, start, vocabulary, comm)
         parts.mix, parts.mix_before = mix_record, before
-        outputs = stack.enter_context(_outputs(settings, start.step, sinks, comm))
-        run = _Run(parts, settings, comm, outputs, model_kind(model))
+        outputs = stack.enter_context(opened_outputs(settings, start.step, sinks, comm))
+        run = _Run(parts, settings, comm, outputs, model_kind(model), evaluation)
         return replace(run.leg(start.step), moved_to=start.moved_to)
 
 
@@ -132,38 +139,6 @@ def _prepare(
     return parts
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """What a rank writes step by step."""
-
-    audit: Audit | None
-    sinks: Sequence[Sink]
-
-
-@contextmanager
-def _outputs(
-    settings: TrainSettings, step: int, sinks: Callable[[], Sequence[Sink]] | Sequence[Sink], comm: Comm
-) -> Iterator[_Outputs]:
-    """Forget what was written after `step`, and open what this rank writes; collective."""
-    folder = settings.run_dir / "audit"
-    with ExitStack() as stack:
-        mine: Sequence[Sink] = ()
-        audit = None
-        with agreeing(comm):
-            if comm.rank == 0:
-                rewind_audit(folder, step)
-                mine = sinks() if callable(sinks) else sinks
-                for sink in mine:
-                    stack.callback(sink.close)
-                    sink.rewind(step)
-        with agreeing(comm):
-            if settings.audit:
-                audit = Audit(folder, rank=comm.rank, dp_size=comm.size)
-                stack.callback(audit.close)
-        yield _Outputs(audit, mine)
-
-
 @contextmanager
 def _iterating(loader: Loader) -> Iterator[Iterator[Batch]]:
     """Iterate, and stop the loader's threads or workers at the end."""
@@ -179,12 +154,21 @@ def _iterating(loader: Loader) -> Iterator[Iterator[Batch]]:
 class _Run:
     """One leg of a run: from the step it goes on from to the last, or to a signal."""
 
-    def __init__(self, parts: Parts, settings: TrainSettings, comm: Comm, outputs: _Outputs, kind: str) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        settings: TrainSettings,
+        comm: Comm,
+        outputs: Outputs,
+        kind: str,
+        evaluation: Evaluation | None,
+    ) -> None:
         self._parts = parts
         self._settings = settings
         self._comm = comm
         self._outputs = outputs
         self._kind = kind
+        self._evaluation = evaluation
         self._stepper: Stepper | None = None
         if parts.model is not None and parts.optimizer is not None:
             self._stepper = Stepper(parts.model, parts.optimizer, settings, comm)
@@ -236,8 +220,11 @@ class _Run:
             self._outputs.audit.write(batch)
         self._parts.aggregator.update(batch.stats)
         last = step >= settings.steps
+        evaluated = self._evaluate(step, last)
         if last or step % settings.log_every == 0:
-            self._log(batch, outcome)
+            self._log(batch, outcome, evaluated)
+        elif evaluated:
+            self._outputs.record(step, evaluated)
         if last or stop or step % settings.save_every == 0:
             self._save(step)
         return 0 if last else stop
@@ -256,7 +243,19 @@ class _Run:
                 _log.warning("step %s has no supervised token on any rank: the weights stay as they are", step)
             self._parts.skipped_steps += 1
 
-    def _log(self, batch: Batch, outcome: StepOutcome | None) -> None:
+    def _evaluate(self, step: int, last: bool) -> dict[str, float]:
+        """What an evaluation behind the step gives, if it is time for one; collective."""
+        evaluation, model = self._evaluation, self._parts.model
+        if evaluation is None or model is None or not evaluation.due(step, last):
+            return {}
+        began = time.monotonic()
+        record = evaluate(model, evaluation.sets, comm=self._comm)
+        if not math.isfinite(record["eval/loss"]):
+            _log.warning("step %s: the loss of the evaluation is %s", step, record["eval/loss"])
+        self._logged = (self._logged[0] + time.monotonic() - began, self._logged[1])  # training's own speed is recorded
+        return record
+
+    def _log(self, batch: Batch, outcome: StepOutcome | None, evaluated: Mapping[str, float]) -> None:
         """Write one record of everything; one collective."""
         aggregator, step = self._parts.aggregator, batch.step
         record = aggregator.log(self._parts.loader.packer.shares(batch.data_step))
@@ -274,16 +273,7 @@ class _Run:
                 record["train/grad_norm"] = outcome.gradient_norm
             if "train/loss" in record:
                 self._losses.append(record["train/loss"])
-        try:
-            at = time.time()
-            for sink in self._outputs.sinks:
-                sink.write(step, at, record)
-                if isinstance(sink, HistogramSink):
-                    sink.write_histograms(step, at, aggregator.histograms)
-        except OSError as error:
-            raise RunError(
-                f"the metrics of step {step} could not be written: {error.strerror}; make room and resume"
-            ) from error
+        self._outputs.record(step, {**record, **evaluated}, aggregator.histograms)
 
     def _save(self, step: int) -> None:
         save(

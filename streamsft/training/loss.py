@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it 
 
 from streamsft.stream.collate import IGNORE_INDEX, Batch
 
-__all__ = ["token_loss_sum"]
+__all__ = ["token_loss_sum", "token_losses"]
 
 
 def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -27,6 +27,21 @@ def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     caps) still applies. Models without an output layer of their own give all logits, of which the
     supervised ones are taken.
     """
+    logits, targets = _supervised(model, batch)
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def token_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the cross-entropy of each supervised token of `batch`, in order; float[n] as precise as the logits.
+
+    They are found as `token_loss_sum` finds their sum.
+    """
+    logits, targets = _supervised(model, batch)
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def _supervised(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits [n, vocabulary], at least float32, and the targets int64[n] of the supervised tokens."""
     targets = batch.shifted_labels()
     supervised = targets != IGNORE_INDEX
     inputs = _model_inputs(model, batch)
@@ -38,7 +53,7 @@ def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
             logits = _logits(model(**inputs))[0]
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    return F.cross_entropy(logits, targets[supervised], reduction="sum")
+    return logits, targets[supervised]
 
 
 @contextmanager

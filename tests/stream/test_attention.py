@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.nn import functional
 
 from streamsft.stream.attention import block_causal_mask, cu_seqlens, flex_block_mask
+from streamsft.stream.collate import Batch
+from streamsft.stream.loader import Loader
+from streamsft.stream.packer import Packer
+from streamsft.stream.packing import Overflow
+from streamsft.training.model import tiny_model
+from tests.fakes import ListSource
 
 
 def _ids(*packs: list[int]) -> torch.Tensor:
@@ -109,3 +119,144 @@ def test_packs_of_padding_or_of_one_document(pack: list[int]) -> None:
     borders, longest = cu_seqlens(_ids(pack))
     assert (borders.tolist(), longest) == ([0, 3], 3)
     assert block_causal_mask(_ids(pack))[0, 0].tolist() == torch.ones(3, 3).tril().bool().tolist()
+
+
+# Of a real model: every helper gives each document the logits that it has alone -----------------------------------
+
+
+def _packs(overflow: Overflow = "truncate", align: int = 1) -> Batch:
+    rows = [([row + at for at in range(length)], [1] * length) for row, length in enumerate((5, 11, 3, 7, 30, 2, 9, 4))]
+    packer = Packer(ListSource("rows", rows), 24, overflow=overflow, align=align, lookahead=8)
+    return next(iter(Loader(packer, global_batch_size=3, background=False)))
+
+
+def _alone(model: torch.nn.Module, batch: Batch) -> list[tuple[int, slice, torch.Tensor]]:
+    """Pack, slots and logits of each document of the batch by itself."""
+    found = []
+    table = batch.documents.table
+    for pack, slot, length in zip(table.pack.tolist(), table.slot.tolist(), table.length.tolist(), strict=True):
+        part = slice(slot, slot + length)
+        with torch.no_grad():
+            output = model(
+                input_ids=batch.input_ids[pack : pack + 1, part], position_ids=batch.position_ids[pack : pack + 1, part]
+            )
+        found.append((pack, part, output.logits[0]))
+    return found
+
+
+def _sdpa(batch: Batch) -> dict[str, Any]:
+    return batch.model_inputs()
+
+
+def _added(batch: Batch) -> dict[str, Any]:
+    return batch.model_inputs(torch.float32)
+
+
+def _borders(batch: Batch) -> dict[str, Any]:
+    return batch.packed_inputs()
+
+
+@pytest.mark.parametrize("align", [1, 4])
+@pytest.mark.parametrize(
+    ("implementation", "inputs"), [("sdpa", _sdpa), ("eager", _added), ("sdpa", _borders), ("eager", _borders)]
+)
+def test_a_model_gives_each_document_of_a_pack_the_logits_that_it_has_alone(
+    implementation: str, inputs: Callable[[Batch], dict[str, Any]], align: int
+) -> None:
+    model = tiny_model(64, sequence_length=24, hidden=32, heads=2).eval()
+    model.set_attn_implementation(implementation)  # type: ignore[operator]
+    batch = _packs(align=align)
+    with torch.no_grad():
+        logits = model(**inputs(batch)).logits.reshape(*batch.input_ids.shape, -1)
+    assert len(batch.documents.table.pack) >= 6
+    for pack, part, alone in _alone(model, batch):
+        torch.testing.assert_close(logits[pack, part], alone, rtol=0, atol=1e-5)
+
+
+def _heads(seed: int, packs: int, slots: int, device: str = "cpu") -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(packs, 2, slots, 16, generator=generator).to(device) for _ in range(3)]
+
+
+def _reference(batch: Batch, heads: list[torch.Tensor]) -> torch.Tensor:
+    """Attention of each document by itself, 0 on what belongs to none."""
+    result = torch.zeros_like(heads[0])
+    for pack in range(len(batch)):
+        numbers = batch.document_ids[pack]
+        for number in range(1, int(numbers.max()) + 1):
+            mine = numbers == number
+            one = (part[pack : pack + 1, :, mine] for part in heads)
+            result[pack, :, mine] = functional.scaled_dot_product_attention(*one, is_causal=True)[0]
+    return result
+
+
+def _compare(found: torch.Tensor, batch: Batch, heads: list[torch.Tensor], tolerance: float) -> None:
+    seen = (batch.document_ids > 0)[:, None, :, None].to(found.device)
+    torch.testing.assert_close(found * seen, _reference(batch, heads), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("overflow", ["truncate", "split"])
+def test_flex_attention_sees_each_document_alone(overflow: Overflow) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    batch = _packs(overflow)
+    heads = _heads(1, *batch.input_ids.shape)
+    found = flex_attention(*heads, block_mask=flex_block_mask(batch.document_ids))
+    _compare(found, batch, heads, 1e-5)
+
+
+@pytest.mark.parametrize("overflow", ["truncate", "split"])
+def test_segments_by_borders_are_each_document_alone(overflow: Overflow) -> None:
+    """What a variable-length kernel does, written out: attention within each segment of the flattened packs."""
+    batch = _packs(overflow)
+    packs, slots = batch.input_ids.shape
+    heads = _heads(2, packs, slots)
+    flat = [part.transpose(1, 2).reshape(1, packs * slots, 2, 16).transpose(1, 2) for part in heads]
+    borders = cu_seqlens(batch.document_ids)[0].tolist()
+    parts = [
+        functional.scaled_dot_product_attention(*(part[:, :, a:b] for part in flat), is_causal=True)
+        for a, b in pairwise(borders)
+    ]
+    found = torch.cat(parts, 2).transpose(1, 2).reshape(packs, slots, 2, 16).transpose(1, 2)
+    _compare(found, batch, heads, 1e-5)
+
+
+def test_packed_inputs_are_the_packs_end_to_end_with_their_borders() -> None:
+    batch = _packs()
+    inputs = batch.packed_inputs()
+    borders, longest = cu_seqlens(batch.document_ids)
+    for name in ("input_ids", "position_ids", "labels"):
+        assert torch.equal(inputs[name], getattr(batch, name).reshape(1, -1))
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        assert torch.equal(inputs[name], borders)
+    assert inputs["max_length_q"] == inputs["max_length_k"] == longest
+    starts = borders[:-1].long()
+    assert (inputs["labels"][0, starts] == -100).all(), "a model that shifts predicts no first token of a document"
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@needs_gpu
+def test_the_compiled_kernel_of_flex_attention_sees_each_document_alone() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    batch = _packs("split").to("cuda")
+    heads = _heads(3, *batch.input_ids.shape, device="cuda")
+    found = torch.compile(flex_attention)(*heads, block_mask=flex_block_mask(batch.document_ids))
+    _compare(found, batch, heads, 5e-3)  # it multiplies in TF32
+
+
+@needs_gpu
+def test_the_variable_length_kernel_sees_each_document_alone() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch = _packs("split").to("cuda")
+    packs, slots = batch.input_ids.shape
+    heads = _heads(4, packs, slots, device="cuda")
+    flat = [part.transpose(1, 2).reshape(packs * slots, 2, 16).to(torch.bfloat16) for part in heads]
+    borders, longest = cu_seqlens(batch.document_ids)
+    found = varlen_attn(*flat, borders, borders, longest, longest, window_size=(-1, 0))
+    assert isinstance(found, torch.Tensor)
+    _compare(found.float().reshape(packs, slots, 2, 16).transpose(1, 2), batch, heads, 3e-2)

@@ -17,6 +17,7 @@ from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.training.evaluating import Evaluation
 from streamsft.training.loop import train
 from streamsft.training.model import tiny_model
 from streamsft.training.settings import RUN_METRICS, TrainResult, TrainSettings
@@ -87,6 +88,7 @@ def run(
     sink: ListSink | Callable[[], Sequence[Sink]] | None = None,
     comm: Comm | None = None,
     fresh: bool = False,
+    evaluation: Evaluation | None = None,
     **settings: Any,
 ) -> TrainResult:
     """One leg."""
@@ -104,6 +106,7 @@ def run(
         comm=comm,
         fresh=fresh,
         vocabulary=VOCABULARY,
+        evaluation=evaluation,
     )
 
 
