@@ -71,7 +71,6 @@ def check_ahead(
         Path(str(config.train.run_dir)),
         _with_unknowns(json.loads(json.dumps(fingerprint)), config),
         model=config.train.model,
-        vocabulary=encoders.vocabulary,
         mix=mix_record(config, {}, transforms)["mix"],
         fresh=fresh,
         accept_changes=accept_changes,

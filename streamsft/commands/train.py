@@ -20,6 +20,7 @@ from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import StreamsftError
 from streamsft.metrics.metric import Metric
+from streamsft.sources.vocabulary import ids_in
 from streamsft.stream.packer import Packer
 from streamsft.training.loop import train as train_loop
 from streamsft.training.settings import TrainResult
@@ -125,7 +126,7 @@ def _train(
         sinks=lambda: build_sinks(config, quiet=quiet, console=console),
         comm=comm,
         fresh=fresh,
-        vocabulary=encoders.vocabulary,
+        vocabulary=encoders.vocabulary or ids_in(sources.values()),
         config_record=config.model_dump(),
         mix_record=mix_record(config, sources, ours),
         accept_changes=accept_changes,

@@ -45,8 +45,8 @@ class _Flight:
 class GroupCache:
     """Groups by number, each decoded once as long as it fits; thread-safe, and empty again in a forked process.
 
-    Used groups are kept up to `memory` bytes; those go first that no reader has said it reads next, then those used
-    longest ago. Up to `ahead` bytes of what is read next are fetched before they are used, in that order.
+    Used groups are kept up to `memory` bytes; first those go that no reader has said it reads next, then those used
+    longest ago. What is read next is fetched ahead, up to `ahead` bytes that are not used yet, soonest first.
 
     Args:
         fetch: gets and decodes a group; called by several threads.

@@ -15,7 +15,7 @@ from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name
+from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 __all__ = ["RowGroupStore"]
 
@@ -228,11 +228,7 @@ class RowGroupStore:
         ids, masks = self.read(index)
         carried = self.read_carried(index)
         extras = [dict(zip(carried, values, strict=True)) for values in zip(*carried.values(), strict=True)]
-        numbers = self.row_numbers[index].tolist()
-        return [
-            Sample(input_ids=ids[i], loss_mask=masks[i], source=self._name, row=row, extras=extras[i] if extras else {})
-            for i, row in enumerate(numbers)
-        ]
+        return samples_of(self._name, ids, masks, self.row_numbers[index].tolist(), extras or None)
 
     def stream(
         self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True, shuffle_groups: int | None = None

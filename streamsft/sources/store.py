@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -16,7 +15,7 @@ from streamsft.sources.opening import Layout, Opened, open_store, open_table
 from streamsft.sources.paths import Paths
 from streamsft.sources.storefiles import absolute, name_of
 from streamsft.sources.vocabulary import refuse_ids_beyond
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name
+from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 if TYPE_CHECKING:
     from streamsft.sources.writer import StoreWriter
@@ -226,21 +225,18 @@ class TokenStore:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples of several rows at once, as ``DataLoader`` asks for them; negative indices count from the end."""
-        rows = len(self)
         index = np.asarray(indices, np.int64)
-        if len(index) and not -rows <= int(index.min()) <= int(index.max()) < rows:
-            raise IndexError(f"source {self._name!r} has {rows:,} rows; asked for {index.min()} to {index.max()}")
-        index = np.where(index < 0, index + rows, index)
+        if not len(index):
+            return []
+        rows, lowest, highest = len(self), int(index.min()), int(index.max())
+        if not -rows <= lowest <= highest < rows:
+            raise IndexError(f"source {self._name!r} has {rows:,} rows; asked for {lowest} to {highest}")
+        if lowest < 0:
+            index = np.where(index < 0, index + rows, index)
         ids, masks = self.read(index)
-        numbers = self.row_numbers[index].tolist()
-        samples = [
-            Sample(input_ids=i, loss_mask=m, source=self._name, row=row)
-            for i, m, row in zip(ids, masks, numbers, strict=True)
-        ]
-        if not (columns := self.read_carried(index)):
-            return samples
+        columns = self.read_carried(index)
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return [replace(sample, extras=values) for sample, values in zip(samples, extras, strict=True)]
+        return samples_of(self._name, ids, masks, self.row_numbers[index].tolist(), extras or None)
 
     def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
         """The endless, shuffled iterable over this store; see `streamsft.stream.sourcestream.SourceStream`."""

@@ -1,17 +1,26 @@
-"""Token ids that the tokenizer in use does not have."""
+"""How many token ids stores hold, and ids that the tokenizer in use does not have."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import numpy as np
 
 from streamsft.errors import StoreError
 from streamsft.sources.base import Source
+from streamsft.sources.manifest import Manifest
 
-__all__ = ["refuse_ids_beyond"]
+__all__ = ["ids_in", "refuse_ids_beyond"]
 
 _ROWS = 1024
+
+
+def ids_in(sources: Iterable[Any]) -> int | None:
+    """The smallest number of token ids that has room for all rows of some stores; None if one of them is no store."""
+    manifests = [getattr(source, "manifest", None) for source in sources]
+    known = [manifest.largest_id + 1 for manifest in manifests if isinstance(manifest, Manifest)]
+    return max(known) if known and len(known) == len(manifests) else None
 
 
 def refuse_ids_beyond(store: Source, vocabulary: int) -> NoReturn:

@@ -19,7 +19,6 @@ def check_run(
     fingerprint: Mapping[str, Any],
     *,
     model: str,
-    vocabulary: int | None,
     mix: Mapping[str, Any],
     fresh: bool,
     accept_changes: bool,
@@ -30,7 +29,6 @@ def check_run(
         run_dir: the run directory, which need not exist.
         fingerprint: what `Loader.fingerprint` will be, with None for what of a source is not known yet.
         model: what is to be trained.
-        vocabulary: number of token ids.
         mix: the mix as the config has it, for messages.
         fresh: whether an earlier run will be moved aside.
         accept_changes: whether other sources and weights are taken.
@@ -41,7 +39,7 @@ def check_run(
     """
     check_free(run_dir)
     stored = None if fresh else Checkpoints(run_dir).newest()
-    check_model(model, vocabulary=vocabulary, stored=stored)
+    check_model(model, stored=stored)
     record = None if fresh else run_record(run_dir)
     theirs = stored.fingerprint if stored is not None else (record or {}).get("fingerprint")
     if theirs is not None:

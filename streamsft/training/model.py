@@ -51,16 +51,15 @@ def model_kind(model: torch.nn.Module | str) -> str:
     return "transformers" if hasattr(model, "save_pretrained") else "module"
 
 
-def check_model(model: torch.nn.Module | str, *, vocabulary: int | None, stored: StoredCheckpoint | None) -> None:
+def check_model(model: torch.nn.Module | str, *, stored: StoredCheckpoint | None) -> None:
     """Refuse what can be seen to be no model of the run, before anything is loaded.
 
     Args:
         model: as in `prepare_model`.
-        vocabulary: number of token ids.
         stored: the checkpoint that the run goes on from.
 
     Raises:
-        RunError: there is no such folder, ``tiny`` lacks the number of ids, or the checkpoint is of another kind.
+        RunError: there is no such folder, or the checkpoint is of another kind.
     """
     kind = model_kind(model)
     if stored is not None and stored.model != kind:
@@ -68,8 +67,6 @@ def check_model(model: torch.nn.Module | str, *, vocabulary: int | None, stored:
             f"{stored.path}: the run trains a model of kind {stored.model!r}, now it is {kind!r}; set train.model "
             "back, choose another train.run_dir, or move the old run aside with --fresh"
         )
-    if model == "tiny" and vocabulary is None:
-        raise RunError("train.model: tiny needs the number of token ids; set `tokenizer`, or give vocabulary=")
     if isinstance(model, str) and kind == "transformers" and stored is None:
         _locate(model)
 
@@ -87,7 +84,7 @@ def prepare_model(
     Args:
         model: ``tiny``, ``none``, what `AutoModelForCausalLM.from_pretrained` takes (no code from the hub is run), or
             a module, which is returned.
-        vocabulary: number of token ids; ``tiny`` needs it.
+        vocabulary: number of token ids; ``tiny`` needs it, unless it goes on from weights, which have their own.
         sequence_length: slots per pack.
         seed: of the initial weights of ``tiny``.
         stored: the checkpoint whose weights the model gets.
@@ -96,13 +93,18 @@ def prepare_model(
         RunError: there is no such model, it has fewer than `vocabulary` token ids, or it is another one than the
             checkpoint's.
     """
-    check_model(model, vocabulary=vocabulary, stored=stored)
+    check_model(model, stored=stored)
     weights = stored.path / "model" if stored is not None else None
     if model == "none":
         return None
     if model == "tiny":
-        assert vocabulary is not None
-        model = tiny_model(vocabulary, sequence_length=sequence_length, seed=seed)
+        count = vocabulary if weights is None else _stored_vocabulary(weights)
+        if count is None:
+            raise RunError(
+                "train.model: tiny needs the number of token ids, and not every source is a store that has been gone "
+                "through; set `tokenizer`, or give vocabulary="
+            )
+        model = tiny_model(count, sequence_length=sequence_length, seed=seed)
     elif isinstance(model, str):
         if weights is not None:
             _check_same_model(model, weights)
@@ -114,7 +116,8 @@ def prepare_model(
     known = vocabulary_of(model)
     if vocabulary is not None and known is not None and known < vocabulary:
         raise RunError(
-            f"train.model knows {known} token ids, the tokenizer has {vocabulary}: they do not belong together"
+            f"train.model knows {known} token ids, the data has {vocabulary}: they do not belong together; train the "
+            "model that the ids are of"
         )
     return model
 
@@ -188,6 +191,15 @@ def _check_same_model(name: str, stored: Path) -> None:
             f"train.model {name!r} is another model than the run's: {'; '.join(found)}; set it back, or move the old "
             "run aside with --fresh"
         )
+
+
+def _stored_vocabulary(weights: Path) -> int:
+    from transformers import AutoConfig
+
+    try:
+        return int(AutoConfig.from_pretrained(weights).vocab_size)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the weights in {weights} do not fit the model: {error}") from error
 
 
 def vocabulary_of(model: torch.nn.Module) -> int | None:

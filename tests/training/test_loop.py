@@ -209,7 +209,7 @@ def test_another_kind_or_shape_of_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_or_too_small_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"train.model: .*nowhere: no such folder"):
         run(tmp_path / "a", 2, str(tmp_path / "nowhere"))
-    with pytest.raises(RunError, match="knows 20 token ids, the tokenizer has 300"):
+    with pytest.raises(RunError, match="knows 20 token ids, the data has 300"):
         run(tmp_path / "b", 2, tiny_model(20, sequence_length=LENGTH, hidden=32))
 
 
