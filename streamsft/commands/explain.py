@@ -22,6 +22,7 @@ from streamsft.commands.telling import telling
 from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
+from streamsft.stream.balance import balanced_ranks, pack_costs
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.stream.mixture import Leaf
@@ -72,9 +73,10 @@ def explain(
     encoders = Encoders(loaded)
     place = None if run is None else Path(run)
     loader = loader_before(loaded, step, place, encoders, transforms, given=config is not None)
-    shown = _share(loader, rank, ranks)
+    _check_rank(loader, rank, ranks)
     explained, batch = _explained(loader, step, ranks)
-    chosen = ExplainedStep(step=explained.step, data_step=explained.data_step, packs=explained.packs[shown])
+    shown = tuple(pack for pack in explained.packs if rank is None or pack.rank == rank)
+    chosen = ExplainedStep(step=explained.step, data_step=explained.data_step, packs=shown)
     backend = encoders.backend
     for pack in chosen.packs:
         _print_pack(console, pack)
@@ -83,8 +85,8 @@ def explain(
     return chosen
 
 
-def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
-    """Which packs of a step a rank has.
+def _check_rank(loader: Loader, rank: int | None, ranks: int) -> None:
+    """Refuse a rank that has no packs of a step.
 
     Raises:
         ConfigError: there is no such rank, or so many cannot share the step.
@@ -92,8 +94,18 @@ def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
     batch = loader.topology.global_batch_size
     if ranks < 1 or (rank is not None and not 0 <= rank < ranks):
         raise ConfigError(f"explain: rank {rank} of {ranks}; ranks are numbered 0 to {max(0, ranks - 1)}, see --ranks")
-    packs = Topology(global_batch_size=batch, dp=Shard(rank or 0, ranks)).packs
-    return slice(None) if rank is None else slice(rank * packs, (rank + 1) * packs)
+    Topology(global_batch_size=batch, dp=Shard(rank or 0, ranks))
+
+
+def _ranks(loader: Loader, batch: Batch, ranks: int) -> list[int]:
+    """The rank of each pack of a step that so many share."""
+    balance = loader.topology.balance
+    if balance == "none":
+        return [number * ranks // len(batch) for number in range(len(batch))]
+    table = batch.documents.table
+    costs = pack_costs(table.length, np.searchsorted(table.pack, np.arange(len(batch))), balance)
+    owners: list[int] = balanced_ranks(costs, ranks).tolist()
+    return owners
 
 
 def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Batch]:
@@ -104,10 +116,11 @@ def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Ba
     documents = _documents(batch, loader._mixes.leaves)
     borders = np.searchsorted(batch.documents.table.pack, np.arange(len(batch) + 1)).tolist()
     ids, labels = batch.input_ids.numpy(), batch.labels.numpy()
+    owners = _ranks(loader, batch, ranks)
     packs = [
         ExplainedPack(
             number=number,
-            rank=number * ranks // len(batch),
+            rank=owners[number],
             slots=ids.shape[1],
             digest=pack_digest(ids[number], labels[number]),
             documents=tuple(documents[first:last]),

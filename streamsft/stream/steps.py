@@ -11,7 +11,9 @@ from typing import Any, cast, final
 import numpy as np
 
 from streamsft.errors import StateError
+from streamsft.metrics.stats import SourceInfo
 from streamsft.sources.base import IdsSource
+from streamsft.stream.balance import balanced_share
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.lane import Lane
 from streamsft.stream.lanestate import LaneState
@@ -84,6 +86,23 @@ class Mixes:
     def names(self) -> list[str]:
         """Names of `leaves`; a source whose content an edit changed stands there twice."""
         return [leaf.name for leaf in self.leaves]
+
+    @property
+    def sources(self) -> list[SourceInfo]:
+        """What is known of each of `leaves`; those of the mix before an edit alone have weight 0."""
+        return [
+            SourceInfo(
+                name=leaf.name,
+                groups=leaf.groups,
+                weight=leaf.share if number < len(self.plan.leaves) else 0.0,
+                rows=0 if leaf.streams else len(leaf.indexed),
+                rejected=getattr(leaf.source, "rejected", {}),
+                dropped=leaf.dropped,
+                reasons=getattr(leaf.source, "reasons", ()),
+                io=tuple(getattr(leaf.source, "io", ())),
+            )
+            for number, leaf in enumerate(self.leaves)
+        ]
 
     def of(self, state: Any) -> Plan:
         """The plan that a lane's JSON state belongs to.
@@ -163,6 +182,8 @@ class StepPlanner:
                 lane = self._lane(number)
                 parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
                 states[number] = lane.state
+        if topology.balanced:
+            parts = balanced_share(parts, topology.dp.index, topology.dp.count, topology.balance)
         refused = self._refused(gathered(parts)) if self._mixes.streaming else ()
         return StepPlan(step=self.step, stretches=parts, packs=topology.packs, lanes=states, refused=refused)
 
