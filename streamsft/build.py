@@ -217,6 +217,7 @@ def build(
         background=config.loader.background,
         lanes_per_step=config.loader.lanes_per_step,
         lane_groups=config.loader.lane_groups,
+        balance=config.loader.balance,
         skip_steps=[(first, last) for first, last in config.train.skip_steps],
         metrics=metrics,
         pad_id=encoders.pad_id,

@@ -99,7 +99,12 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
     _packing(config)
     owned = any(map(_is_owned, drawn_sources(config).values()))
     topology = Topology.of(
-        loader.global_batch_size, dp or Shard(), loader.lanes_per_step, loader.lane_groups, owned=owned
+        loader.global_batch_size,
+        dp or Shard(),
+        loader.lanes_per_step,
+        loader.lane_groups,
+        loader.balance,
+        owned=owned,
     )
     if owned:
         topology.check_owners(loader.workers)

@@ -170,6 +170,9 @@ class LoaderConfig(Section):
     the greatest common divisor of `global_batch_size` and 8, and the number of ranks must divide it."""
     lane_groups: Positive | None = None
     """Groups of so many lanes that take turns; by default 1, with such a source 4, and `workers` must divide it."""
+    balance: Literal["none", "tokens", "attention"] = "none"
+    """Exchange packs of a step between ranks so that each has about as many tokens, or as much attention to compute:
+    the sum of squared document lengths. Where all sources are read by index."""
 
 
 class MetricsConfig(Section):

@@ -24,6 +24,7 @@ from streamsft.config import ConfigLike, load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
 from streamsft.shown import placed
+from streamsft.stream.balance import balanced_ranks, pack_costs
 from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.stream.mixture import Leaf
@@ -75,10 +76,11 @@ def explain(
     encoders = Encoders(loaded)
     place = None if run is None else Path(run)
     loader = loader_before(loaded, step, place, encoders, transforms, given=config is not None)
-    shown = _share(loader, rank, ranks)
+    _check_rank(loader, rank, ranks)
     explained, batch = _explained(loader, step, ranks)
     known = None if place is None else last_step(place)
-    chosen = replace(explained, packs=explained.packs[shown], run_step=known)
+    shown = tuple(pack for pack in explained.packs if rank is None or pack.rank == rank)
+    chosen = replace(explained, packs=shown, run_step=known)
     if chosen.made is False:
         console.print(
             f"step {step:,} has not been made: {run} tells of steps up to {known:,}; this is what it will be given, if "
@@ -95,8 +97,8 @@ def explain(
     return chosen
 
 
-def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
-    """Which packs of a step a rank has.
+def _check_rank(loader: Loader, rank: int | None, ranks: int) -> None:
+    """Refuse a rank that has no packs of a step.
 
     Raises:
         ConfigError: there is no such rank, or so many cannot share the step.
@@ -104,8 +106,18 @@ def _share(loader: Loader, rank: int | None, ranks: int) -> slice:
     batch = loader.topology.global_batch_size
     if ranks < 1 or (rank is not None and not 0 <= rank < ranks):
         raise ConfigError(f"explain: rank {rank} of {ranks}; ranks are numbered 0 to {max(0, ranks - 1)}, see --ranks")
-    packs = Topology(global_batch_size=batch, dp=Shard(rank or 0, ranks)).packs
-    return slice(None) if rank is None else slice(rank * packs, (rank + 1) * packs)
+    Topology(global_batch_size=batch, dp=Shard(rank or 0, ranks))
+
+
+def _ranks(loader: Loader, batch: Batch, ranks: int) -> list[int]:
+    """The rank of each pack of a step that so many share."""
+    balance = loader.topology.balance
+    if balance == "none":
+        return [number * ranks // len(batch) for number in range(len(batch))]
+    table = batch.documents.table
+    costs = pack_costs(table.length, np.searchsorted(table.pack, np.arange(len(batch))), balance)
+    owners: list[int] = balanced_ranks(costs, ranks).tolist()
+    return owners
 
 
 def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Batch]:
@@ -116,10 +128,11 @@ def _explained(loader: Loader, step: int, ranks: int) -> tuple[ExplainedStep, Ba
     documents = _documents(batch, loader._mixes.leaves)
     borders = np.searchsorted(batch.documents.table.pack, np.arange(len(batch) + 1)).tolist()
     ids, labels = batch.input_ids.numpy(), batch.labels.numpy()
+    owners = _ranks(loader, batch, ranks)
     packs = [
         ExplainedPack(
             number=number,
-            rank=number * ranks // len(batch),
+            rank=owners[number],
             slots=ids.shape[1],
             digest=pack_digest(ids[number], labels[number]),
             documents=tuple(documents[first:last]),

@@ -11,6 +11,7 @@ from streamsft.errors import StateError, StreamsftError
 from streamsft.metrics.metric import checked_metrics
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
+from streamsft.stream.balance import Balance
 from streamsft.stream.collate import Batch, collate
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lanestate import LaneState
@@ -44,8 +45,9 @@ class Loader:
     """The endless batches of one data-parallel rank.
 
     A step is `global_batch_size` packs over all ranks, whatever their number: rank r of n gets the r-th n-th of
-    them. Which packs make a step depends on nothing else, so a run may go on with another number of ranks or
-    workers and sees the same steps. A batch and the state behind it are equal for any `workers` and `background`.
+    them, or with `balance` as many from all over it. Which packs make a step depends on nothing else, so a run may go
+    on with another number of ranks or workers and sees the same steps. A batch and the state behind it are equal for
+    any `workers` and `background`.
 
     Iterating again after a break goes on with the next step.
 
@@ -65,6 +67,8 @@ class Loader:
         skip_steps: stretches of steps of the stream, first and last each, that are left out: training goes on with
             the next ones. May change from one resume to the next.
         tokenizer: a digest of the tokenizer that made the tokens, kept in the state and compared on loading.
+        balance: have ranks make about as many ``tokens``, or as much work for ``attention``; see
+            `streamsft.stream.balance`. For sources that are read by index; may change from one resume to the next.
 
     Raises:
         ConfigError: a value is out of range, or a metric cannot be sent to a worker process.
@@ -85,13 +89,14 @@ class Loader:
         metrics: Sequence[Valued] = (),
         pad_id: int = 0,
         tokenizer: str = "",
+        balance: Balance = "none",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         check_workers(workers, start_method, prefetch)
         check_packer(packer)
         owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
-        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, owned=owned)
+        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, balance, owned=owned)
         if owned:
             self.topology.check_owners(workers)
         self.workers = workers
@@ -139,7 +144,7 @@ class Loader:
     @property
     def sources(self) -> list[SourceInfo]:
         """What is known of each source, as `Batch.stats` numbers them: by name, then those that an edit removed."""
-        return self._mixes.infos
+        return self._mixes.sources
 
     @property
     def fingerprint(self) -> dict[str, Any]:

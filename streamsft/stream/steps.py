@@ -13,6 +13,7 @@ import numpy as np
 from streamsft.errors import StateError
 from streamsft.metrics.stats import SourceInfo
 from streamsft.sources.base import IdsSource
+from streamsft.stream.balance import balanced_share
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.lane import Lane
 from streamsft.stream.lanestate import LaneState
@@ -87,8 +88,8 @@ class Mixes:
         return [leaf.name for leaf in self.leaves]
 
     @property
-    def infos(self) -> list[SourceInfo]:
-        """What is known of each of `leaves`."""
+    def sources(self) -> list[SourceInfo]:
+        """What is known of each of `leaves`; those of the mix before an edit alone have weight 0."""
         return [
             SourceInfo(
                 name=leaf.name,
@@ -181,6 +182,8 @@ class StepPlanner:
                 lane = self._lane(number)
                 parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
                 states[number] = lane.state
+        if topology.balanced:
+            parts = balanced_share(parts, topology.dp.index, topology.dp.count, topology.balance)
         refused = self._refused(gathered(parts)) if self._mixes.streaming else ()
         return StepPlan(step=self.step, stretches=parts, packs=topology.packs, lanes=states, refused=refused)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from streamsft.build import build
+from streamsft.build_sources import build_sources
 from streamsft.cli import app
 from streamsft.commands.explain import explain
 from streamsft.commands.explain_run import last_step
 from streamsft.commands.explained import ExplainedStep
 from streamsft.commands.find_row import find_row
 from streamsft.commands.train import train
+from streamsft.config import load_config
+from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError, RunError, StreamsftError
+from streamsft.types import Shard
 from tests.commands.audits import audit_lines
 from tests.pipelines import small_config
 
@@ -55,6 +61,20 @@ def test_steps_are_those_of_the_audit(tmp_path: Path) -> None:
         parts = [explain(made, step, rank=rank, ranks=2, console=plain()).packs for rank in range(2)]
         assert parts[0] + parts[1] == whole.packs
         assert_is_audited(explain(step=step, run=tmp_path / "run", console=plain()), tmp_path / "run")
+
+
+def test_ranks_are_given_the_packs_that_are_said_to_be_theirs_when_they_are_balanced(tmp_path: Path) -> None:
+    made = load_config(config(tmp_path, steps=3), ["loader.balance=attention"])
+    encoders = Encoders(made)
+    sources = build_sources(made, encoders)
+    whole = explain(made, 3, ranks=2, console=plain())
+    assert [pack.rank for pack in whole.packs] != [0, 0, 1, 1], "an order that would be the same without"
+    for rank in range(2):
+        loader = build(made, sources, encoders, dp=Shard(rank, 2)).loader
+        batch = list(islice(loader, 3))[-1]
+        packs = explain(made, 3, rank=rank, ranks=2, console=plain()).packs
+        assert [pack.rows for pack in packs] == [list(map(list, pack)) for pack in batch.rows]
+        assert packs == tuple(pack for pack in whole.packs if pack.rank == rank)
 
 
 @pytest.mark.parametrize("step", [2, 20, 21])
