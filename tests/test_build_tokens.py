@@ -143,7 +143,7 @@ def test_the_commands_know_them(tmp_path: Path) -> None:
     assert preview_row(config, "s:3", console=console) is None
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"s: a store of {len(ROWS)} rows" in printed
-    assert "s:3, s.jsonl:3" in printed
+    assert "s:3, s.jsonl, row 3" in printed
 
 
 def losses(tmp_path: Path, source: dict[str, Any], run: str) -> list[float]:

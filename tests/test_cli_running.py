@@ -77,6 +77,7 @@ def test_debug_and_faults_of_our_own_show_where(capsys: pytest.CaptureFixture[st
 def test_a_command_that_is_stopped_says_what_is_left(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
     before = signal.getsignal(signal.SIGTERM)
 
     def body() -> Outcome:
