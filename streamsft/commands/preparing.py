@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,18 +44,7 @@ def prepare_sources(
     Raises:
         StreamsftError: on all ranks, if a source cannot be used on one of them.
     """
-
-    def make(*, first: bool) -> Sources:
-        return build_sources(
-            config,
-            encoders,
-            transforms=transforms,
-            processes=processes,
-            progress=comm.rank == 0,
-            verify=verify and first,
-        )
-
-    return _one_after_another(config, comm, make)
+    return _one_after_another(build_sources, config, encoders, comm, transforms, processes, verify=verify)
 
 
 def prepare_eval_stores(
@@ -73,31 +63,31 @@ def prepare_eval_stores(
     """
     if config.eval is None or not config.eval.sets:
         return {}
-
-    def make(*, first: bool) -> dict[str, Tokens]:
-        return build_eval_stores(
-            config,
-            encoders,
-            transforms=transforms,
-            processes=processes,
-            progress=comm.rank == 0,
-            verify=verify and first,
-        )
-
-    return _one_after_another(config, comm, make)
+    return _one_after_another(build_eval_stores, config, encoders, comm, transforms, processes, verify=verify)
 
 
-def _one_after_another(config: Config, comm: Comm, make: Callable[..., Made]) -> Made:
-    """What `make` makes, on one rank of each machine before it is made on the others."""
+def _one_after_another(
+    build: Callable[..., Made],
+    config: Config,
+    encoders: Encoders,
+    comm: Comm,
+    transforms: Transforms | None,
+    processes: int | None,
+    *,
+    verify: bool,
+) -> Made:
+    """What `build` makes, on one rank of each machine, which also verifies it, before it is made on the others."""
     first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
+    make = partial(
+        build, config, encoders, transforms=transforms, processes=processes, progress=comm.rank == 0,
+        verify=verify and first,
+    )  # fmt: skip
     comm = patient(comm)
     made: Made | None = None
-    with agreeing(comm):
-        if first:
-            made = make(first=True)
-    with agreeing(comm):
-        if not first:
-            made = make(first=False)
+    for mine in (first, not first):
+        with agreeing(comm):
+            if mine:
+                made = make()
     assert made is not None
     return made
 

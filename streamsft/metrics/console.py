@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
+from streamsft.metrics.record import is_evaluation
 from streamsft.shown import counted
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ConsoleSink:
         parts = [f"step {step}"]
         for key, value in metrics.items():
             group, _, name = key.rpartition("/")
-            if name != "loss" and (group == "eval" or group.startswith("eval_")):
+            if name != "loss" and is_evaluation(key):
                 continue  # how much was evaluated, which stays the same
             if group != root and not group.startswith(self.prefix) and not name.endswith("_total"):
                 parts.append(f"{key} {_show(value, 'number')}")

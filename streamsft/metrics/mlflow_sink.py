@@ -46,9 +46,8 @@ class MlflowSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         client, tracked = self._begun()
-        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
-            if tracked.claim(one.step):
-                self._log(client, tracked, one)
+        for one in tracked.due(step, time, metrics):
+            self._log(client, tracked, one)
 
     def _log(self, client: MlflowClient, tracked: TrackedRun, given: Given) -> None:
         from mlflow.entities import Metric

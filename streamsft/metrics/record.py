@@ -18,10 +18,22 @@ from streamsft.metrics.reducers import Mergeable, Reducer
 from streamsft.metrics.stats import SourceInfo
 from streamsft.types import Floats, Ints, check_name
 
-__all__ = ["INTERVAL", "TOTAL", "Schema"]
+__all__ = ["INTERVAL", "TOTAL", "Schema", "evaluation_group", "is_evaluation"]
 
 INTERVAL = "_interval"
 TOTAL = "_total"
+_EVALUATION = "eval"
+
+
+def evaluation_group(name: str = "") -> str:
+    """What the keys of an evaluation set begin with, before the slash; without a name those of all sets together."""
+    return f"{_EVALUATION}_{name}" if name else _EVALUATION
+
+
+def is_evaluation(key: str) -> bool:
+    """Whether a key is one of an evaluation: ``eval/loss``, ``eval_<set>/loss``."""
+    group = key.partition("/")[0]
+    return group == _EVALUATION or group.startswith(f"{_EVALUATION}_")
 
 
 @final

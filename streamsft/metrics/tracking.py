@@ -5,7 +5,7 @@ in the run directory, ``trackers/<tracker>.json``, names the tracker's run and t
 
 Given is not held: most trackers write behind the run's back, and a run that is killed loses what was not written yet.
 So a sink that goes on with a run asks the tracker what it holds, `TrackedRun.found`, and gives it again, out of
-metrics.jsonl, the records that it lacks, `TrackedRun.lacking`. Where a tracker cannot be asked, the note counts: the
+metrics.jsonl, the records that it lacks, `TrackedRun.due`. Where a tracker cannot be asked, the note counts: the
 step is noted before it is given, so that there is a gap there rather than a step twice.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -80,7 +80,14 @@ class TrackedRun:
             self.step = min(self.step, step)
         self._asked = True
 
-    def lacking(self, step: int) -> Iterator[Given]:
+    def due(self, step: int, time: float, metrics: Mapping[str, float]) -> Iterator[Given]:
+        """What is to be given to the tracker now, a record of step `step` being there: what it lacks before, then this
+        one; nothing that it holds. Each is noted as given when it comes."""
+        for one in [*self._lacking(step), Given(step, time, dict(metrics))]:
+            if self.claim(one.step):
+                yield one
+
+    def _lacking(self, step: int) -> Iterator[Given]:
         """The records of metrics.jsonl before `step` that the tracker was given and does not hold, in their order.
 
         There are none before it was asked, of a run that begins, and once they were read.

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -46,9 +46,8 @@ class TrackioSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
-        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
-            if tracked.claim(one.step):
-                run.log(one.metrics, step=one.step)
+        for one in tracked.due(step, time, metrics):
+            run.log(one.metrics, step=one.step)
 
     def rewind(self, step: int) -> None:
         """What the run holds stays."""

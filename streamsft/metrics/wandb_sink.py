@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
 from streamsft.metrics.wandb_files import last_step
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class WandbSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
-        for one in [*tracked.lacking(step), Given(step, time, dict(metrics))]:
-            if tracked.claim(one.step):  # committed, or W&B keeps it until there is another step
-                run.log({**one.metrics, "_timestamp": one.time}, step=one.step, commit=True)
+        for one in tracked.due(step, time, metrics):
+            # committed, or W&B keeps it until there is another step
+            run.log({**one.metrics, "_timestamp": one.time}, step=one.step, commit=True)
 
     def rewind(self, step: int) -> None:
         """What the run holds stays."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from streamsft.errors import RunError
+from streamsft.metrics.record import is_evaluation
 from streamsft.shown import cause
 
 __all__ = ["Run", "Series", "read_run"]
@@ -125,7 +126,7 @@ def read_run(path: Path) -> Run:
     lines = list(_lines(file, {"step": int, "time": int | float, "metrics": dict}, cut))
     if not lines:
         raise RunError(f"{file}: no record yet; a run writes one every metrics.log_every steps")
-    whole = [line for line in lines if not line["metrics"] or not all(map(_is_evaluated, line["metrics"]))] or lines
+    whole = [line for line in lines if not line["metrics"] or not all(map(is_evaluation, line["metrics"]))] or lines
     chosen = _thinned(whole)
     marks = _json(path / "run.json") or {}
     edits = marks.get("edits", [])
@@ -153,14 +154,8 @@ def _thinned(lines: list[Any]) -> list[Any]:
     return lines[::-every][::-1] if lines else []
 
 
-def _is_evaluated(key: str) -> bool:
-    """Whether a key is one of an evaluation: ``eval/loss``, ``eval_<set>/loss``."""
-    group = key.partition("/")[0]
-    return group == "eval" or group.startswith("eval_")
-
-
 def _has_evaluation(line: Mapping[str, Any]) -> bool:
-    return any(map(_is_evaluated, line["metrics"]))
+    return any(map(is_evaluation, line["metrics"]))
 
 
 def _histograms(path: Path, cut: list[str]) -> dict[str, Counter[tuple[float, float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from streamsft.metrics.record import is_evaluation
 from streamsft.pages.charts import DASHES, Chart, line_trace
 from streamsft.pages.runs import Run
 
@@ -14,8 +15,8 @@ __all__ = ["whole_charts"]
 def whole_charts(runs: Sequence[Run]) -> list[Chart]:
     """The charts of what is one number a record, with a line for each run."""
     root = dict.fromkeys(run.root for run in runs)
-    found = {key for run in runs for _, record in run.evaluations for key in record if key.endswith("/loss")}
-    losses = {"train/loss": "train", **{key: key for key in sorted(found) if key.startswith("eval")}}
+    found = {key for run in runs for _, record in run.evaluations for key in record if is_evaluation(key)}
+    losses = {"train/loss": "train", **{key: key for key in sorted(found) if key.endswith("/loss")}}
     made = [
         _whole("loss", "Loss", "Mean per supervised token.", runs, losses, ""),
         _whole("packing", "Packing efficiency", "Share of the slots that hold a token, between two records.", runs,
@@ -49,7 +50,7 @@ def _whole(
     for number, run in enumerate(runs):
         for place, (key, label) in enumerate(keys.items()):
             steps, series = run.steps, run.series(key)
-            if key.startswith("eval"):
+            if is_evaluation(key):
                 steps = [step for step, _ in run.evaluations]
                 series = [record.get(key) for _, record in run.evaluations]
             values = [None if value is None else value * scale for value in series]

@@ -7,37 +7,21 @@ document does; so what is computed of the tokens is what it would be without.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamsft.types import Int32s, Ints
+from streamsft.types import Ints
 
 if TYPE_CHECKING:
     from streamsft.stream.records import DocumentTable
 
-__all__ = ["fill_gaps", "slots_taken", "spread"]
+__all__ = ["fill_gaps", "slots_taken"]
 
 
 def slots_taken(lengths: Ints, align: int) -> Ints:
     """Slots that documents of these lengths take: the next multiples of `align`, int64[documents]."""
     return lengths if align == 1 else -(-lengths // align) * align
-
-
-def spread(ids: Sequence[Any], firsts: Ints, count: int) -> Int32s:
-    """An array of `count` slots with the ids of each document from its first slot on, 0 elsewhere.
-
-    Args:
-        ids: int32[n] of each document, or its memory.
-        firsts: the slots, int64[documents].
-        count: number of slots.
-    """
-    flat = np.zeros(count, np.int32)
-    for part, first in zip(ids, firsts.tolist(), strict=True):
-        tokens = part if isinstance(part, np.ndarray) else np.frombuffer(part, np.int32)
-        flat[first : first + len(tokens)] = tokens
-    return flat
 
 
 def fill_gaps(input_ids: Ints, table: DocumentTable, align: int, pad_id: int) -> None:

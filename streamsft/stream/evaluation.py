@@ -81,7 +81,7 @@ class EvalLoader:
         self._leaves = mixture.leaves
         plan = Plan(mixture, seed=0, packing=self.packing)
         documents = plan._cut(_every_row(self._leaves), {})
-        pack = _packs(documents.length, self.packing) if packed else _longest_first(documents.length)
+        pack = self.packing.pack_windows(documents.length) if packed else _longest_first(documents.length)
         order = np.argsort(pack, kind="stable")
         self._documents = documents._replace(pack=pack).take(order)
         self.packs = int(pack.max()) + 1
@@ -125,12 +125,7 @@ class EvalLoader:
         def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
             return self._leaves[number].indexed.read(stored)
 
-        def read_ids(number: int, stored: Ints) -> Sequence[Int32s]:
-            return read(number, stored)[0]
-
-        return next(
-            materialize(self._leaves, read, read_ids, [plan], self._slots(first, stop), align=self.packing.align)
-        )
+        return next(materialize(self._leaves, read, None, [plan], self._slots(first, stop), align=self.packing.align))
 
 
 def _indexed(sources: Any) -> list[Source]:
@@ -174,17 +169,6 @@ def _every_row(leaves: Sequence[Leaf]) -> Documents:
             )
         )
     return Documents(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _packs(lengths: Ints, packing: Packing) -> Ints:
-    """Pack of each document, packed window by window, int64[documents]."""
-    packs = np.empty(len(lengths), np.int64)
-    used = 0
-    for start in range(0, len(lengths), packing.window):
-        window = slice(start, start + packing.window)
-        packs[window] = packing.pack(lengths[window]) + used
-        used = int(packs[window].max()) + 1
-    return packs
 
 
 def _longest_first(lengths: Ints) -> Ints:

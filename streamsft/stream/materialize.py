@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import StreamsftError
-from streamsft.stream.aligning import slots_taken, spread
+from streamsft.stream.aligning import slots_taken
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents, gathered
 from streamsft.stream.labelling import Labelled, label_stretches
@@ -148,7 +148,7 @@ def _header(value: Mapping[str, Any]) -> bytes:
 def materialize(
     leaves: Sequence[Leaf],
     read: Read,
-    read_ids: ReadIds,
+    read_ids: ReadIds | None,
     steps: Sequence[StepPlan],
     slots: int,
     metrics: Sequence[Valued] = (),
@@ -159,7 +159,7 @@ def materialize(
     Args:
         leaves: what documents are numbered by.
         read: gives ids and masks of rows of a leaf.
-        read_ids: gives ids alone; asked only for rows whose masks can be told from their first label.
+        read_ids: gives ids alone; asked only for rows whose masks can be told from their first label. None reads all.
         steps: what was planned.
         slots: the sequence length.
         metrics: user metrics, evaluated on each document.
@@ -185,17 +185,14 @@ def materialize(
         return
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots, align)
     number, origin, reach, used, begun = chunk.places
+    gaps = (reach - documents.length).tolist()
     stretches = chunk.labelled.stretches
     ends = np.cumsum([step.packs for step in steps])
     behind = stretches[:, 0].searchsorted(ends * slots)
     opened = first = 0
     for step, closed, last in zip(steps, ends.tolist(), behind.tolist(), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
-        if align == 1:
-            flat = _filled(ids, chunk.borders[opened : closed + 1], used[opened:closed], slots)
-        else:
-            firsts = (chunk.known.table.pack[mine] - opened) * slots + chunk.known.table.slot[mine]
-            flat = spread(ids[mine], firsts, step.packs * slots)
+        flat = _filled(ids[mine], gaps[mine])
         known = BatchDocuments(
             packs=step.packs,
             known=chunk.known,
@@ -254,20 +251,18 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 
-def _filled(ids: Sequence[IdBuffer], borders: Sequence[int], used: Sequence[int], slots: int) -> Int32s:
-    """Packs end to end, int32[packs * slots], from the ids of all documents.
+def _filled(ids: Sequence[IdBuffer], gaps: Sequence[int]) -> Int32s:
+    """Packs end to end, int32[slots of all of them], from the ids of their documents.
 
     Args:
         ids: of each document.
-        borders: number of documents before each pack, and up to the end of the last.
-        used: slots that each pack fills.
-        slots: the sequence length.
+        gaps: slots up to the next document, which are padding.
     """
-    nothing = memoryview(bytes(4 * (slots - min(used))))
+    nothing = memoryview(bytes(4 * max(gaps)))
     parts: list[IdBuffer] = []
-    for start, stop, filled in zip(borders, borders[1:], used, strict=False):
-        parts += ids[start:stop]
-        if filled < slots:
-            parts.append(nothing[: 4 * (slots - filled)])
+    for part, gap in zip(ids, gaps, strict=True):
+        parts.append(part)
+        if gap:
+            parts.append(nothing[: 4 * gap])
     joined = bytearray().join(cast(list[memoryview], parts))  # in half the time that `np.concatenate` takes
     return np.frombuffer(joined, np.int32)

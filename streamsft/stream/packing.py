@@ -85,6 +85,16 @@ class Packing:
         """Slots that documents of these lengths take, int64[n]."""
         return slots_taken(lengths, self.align)
 
+    def pack_windows(self, lengths: Ints) -> Ints:
+        """Pack number of each document, int64[n], packed window by window in the order given."""
+        result = np.empty(len(lengths), np.int64)
+        used = 0
+        for start in range(0, len(lengths), self.window):
+            window = slice(start, start + self.window)
+            result[window] = self.pack(lengths[window]) + used
+            used = int(result[window].max()) + 1
+        return result
+
     def pack(self, lengths: Ints) -> Ints:
         """Pack number of each document of one window, int64[n], numbered from 0 without gaps."""
         fit = best_fit_decreasing if self.best_fit else next_fit
@@ -112,7 +122,7 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
     chosen: list[int] = []
     choose, use = chosen.append, free.pop
     bins = 0
-    useful = max(1, int(lengths.min(initial=1))) << _BIN_BITS  # with less room a bin is full
+    useful = max(1, int(lengths.min(initial=capacity))) << _BIN_BITS  # with less room a bin is full
     for length in (lengths[order] << _BIN_BITS).tolist():
         at = bisect_left(free, length)
         if free[at] < beyond:
@@ -175,11 +185,4 @@ def pack_lengths(lengths: ArrayLike | Sequence[int], sequence_length: int, looka
         raise ConfigError(
             f"lengths[{at}] = {sizes[at]} does not fit a pack of {sequence_length} slots: truncate or split it first"
         )
-    result = np.empty(len(sizes), np.int64)
-    used = 0
-    for start in range(0, len(sizes), packing.window):
-        window = slice(start, start + packing.window)
-        packs = packing.pack(sizes[window]) + used
-        result[window] = packs
-        used = int(packs.max()) + 1
-    return result
+    return packing.pack_windows(sizes)

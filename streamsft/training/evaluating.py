@@ -12,6 +12,7 @@ import torch
 
 from streamsft.comm import Comm, agree, current
 from streamsft.errors import ConfigError, RunError
+from streamsft.metrics.record import evaluation_group
 from streamsft.stream.evaluation import EvalLoader
 from streamsft.training.loss import token_losses
 from streamsft.training.model import vocabulary_of
@@ -83,7 +84,7 @@ def evaluate(model: torch.nn.Module, sets: Mapping[str, EvalLoader], *, comm: Co
         raise failure
     record: dict[str, float] = {}
     for name, (loss, tokens, samples) in [*zip(sets, sums, strict=True), ("", sums.sum(axis=0))]:
-        key = f"eval_{name}" if name else "eval"
+        key = evaluation_group(name)
         record[f"{key}/loss"] = float(loss / tokens)
         record[f"{key}/supervised_tokens"] = int(tokens)
         record[f"{key}/samples"] = int(samples)
