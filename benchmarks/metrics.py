@@ -37,6 +37,7 @@ def measured_loader(stores: list[Path], background: bool) -> Iterator[ss.Batch]:
         if batch.step % LOG_EVERY == 0:
             aggregator.log()
         yield batch
+        del batch  # as whoever takes it does: the next one is written to the same memory
 
 
 def one(sample: ss.Sample) -> float:
