@@ -108,14 +108,14 @@ def build_evaluation(
         _log.info("eval: nothing is evaluated, since train.model is none")
         return None
     sets = {}
-    for name in config.eval.sets:
+    for name, given in config.eval.sets.items():
         sets[name] = EvalLoader(
             stores[name],
             config.sequence_length,
             batch_size=config.eval.batch_size or config.loader.micro_batch_size or _BATCH_SIZE,
             packed=config.eval.packed,
             lookahead=config.packing.lookahead,
-            overflow=config.packing.overflow,
+            overflow=(None if isinstance(given, str) else given.overflows) or config.packing.overflow,
             align=config.packing.align,
             dp=dp,
             pad_id=encoders.pad_id,
