@@ -119,6 +119,7 @@ if TYPE_CHECKING:
         RowRejected as RowRejected,
     )
     from streamsft.text.holdout import HoldOut as HoldOut
+    from streamsft.text.plain import TextTokenizer as TextTokenizer
     from streamsft.training.evaluating import evaluate as evaluate
     from streamsft.training.settings import TrainResult as TrainResult
     from streamsft.types import (
@@ -193,6 +194,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.text.chat": ("ChatTokenizer",),
     "streamsft.text.conversation": ("Conversation", "RowRejected"),
     "streamsft.text.holdout": ("HoldOut",),
+    "streamsft.text.plain": ("TextTokenizer",),
     "streamsft.training.evaluating": ("evaluate",),
     "streamsft.training.settings": ("TrainResult",),
     "streamsft.types": ("Pack", "Sample", "Shard"),

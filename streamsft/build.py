@@ -63,11 +63,13 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, st
 
     def leaf(given: SourceConfig, name: str) -> Child:
         source = sources[name]
-        if isinstance(source, StreamingSource) or given.shuffle == "rows":
+        overflow = given.overflows
+        if isinstance(source, StreamingSource) or (given.shuffle == "rows" and overflow is None):
             return source
-        if given.shuffle == "row_groups":
-            return SourceStream(source, seed=config.seed, shuffle_groups=given.shuffle_groups or _SHUFFLE_GROUPS)
-        return SourceStream(source, seed=config.seed, shuffle=False)
+        groups = (given.shuffle_groups or _SHUFFLE_GROUPS) if given.shuffle == "row_groups" else None
+        return SourceStream(
+            source, seed=config.seed, shuffle=given.shuffle != "none", shuffle_groups=groups, overflow=overflow
+        )
 
     return node("mix", config.mix.sources)
 

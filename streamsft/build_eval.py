@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from streamsft.build_sources import Transforms, build_held_out, build_source, check_inputs, naming
+from streamsft.build_sources import Transforms, all_sources, build_held_out, build_source, check_inputs, naming
 from streamsft.build_stores import Tokens
 from streamsft.config import Config, EvalSetConfig, SourceConfig
 from streamsft.config_rules import HELD
@@ -108,14 +108,16 @@ def build_evaluation(
         _log.info("eval: nothing is evaluated, since train.model is none")
         return None
     sets = {}
-    for name in config.eval.sets:
+    sources = dict(all_sources(config.mix.sources))
+    for name, given in config.eval.sets.items():
+        rows = sources[given.removesuffix(HELD)] if isinstance(given, str) else given
         sets[name] = EvalLoader(
             stores[name],
             config.sequence_length,
             batch_size=config.eval.batch_size or config.loader.micro_batch_size or _BATCH_SIZE,
             packed=config.eval.packed,
             lookahead=config.packing.lookahead,
-            overflow=config.packing.overflow,
+            overflow=rows.overflows or config.packing.overflow,
             align=config.packing.align,
             dp=dp,
             pad_id=encoders.pad_id,

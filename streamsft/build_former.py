@@ -72,7 +72,9 @@ def _stored(name: str, node: SourceConfig | GroupConfig, stores: Mapping[str, st
         children = {child: _stored(child, below, stores) for child, below in node.sources.items()}
         return node.model_copy(update={"sources": children})
     return (
-        SourceConfig(store=[stores[name]], extras=node.extras, weight=node.weight, shuffle=node.shuffle)
+        SourceConfig(
+            store=[stores[name]], extras=node.extras, weight=node.weight, shuffle=node.shuffle, overflow=node.overflows
+        )
         if name in stores
         else node
     )

@@ -184,6 +184,7 @@ def _streamed(name: str, source: SourceConfig, encoders: Encoders, transform: Tr
         on_bad_row=source.on_bad_row,
         holdout=source.holdout,
         shuffle=source.shuffle == "rows",
+        overflow=source.overflows,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from streamsft.config_reading import IoConfig, Rows, Section, TierConfig
+from streamsft.config_reading import IoConfig, Overflow, Rows, Section, TierConfig
 from streamsft.config_values import (
     HoldOut,
     Natural,
@@ -145,7 +145,7 @@ class PackingConfig(Section):
 
     lookahead: Natural | None = None
     """Draws that are packed together; 0 packs in draw order. By default max(1024, sequence_length // 4)."""
-    overflow: Literal["truncate", "drop", "split", "error"] = "truncate"
+    overflow: Overflow = "truncate"
     """What happens to a sample longer than `sequence_length`."""
     align: Positive = 1
     """Slots that each document takes a multiple of, such as twice the context-parallel size; what is behind its tokens

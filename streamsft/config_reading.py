@@ -12,6 +12,10 @@ from streamsft.config_values import Paths, PathText, Positive, Size, TextOrList,
 __all__ = ["IoConfig", "Rows", "Section", "TierConfig"]
 
 
+Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "text", "tokens"]
+Overflow = Literal["truncate", "drop", "split", "error"]
+
+
 class Section(BaseModel):
     """A section of a config: strict types, no unknown keys, each key told of by the text behind it."""
 
@@ -63,11 +67,20 @@ class Rows(Section):
     """With `hub`: a branch, a tag or a commit."""
     data_files: TextOrList | None = None
     """With `hub`: only these files of the dataset."""
-    format: Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "tokens"] | None = None
-    """How a row holds its conversation; by default detected from the first rows. tokens: it is tokenized already."""
+    format: Format | None = None
+    """How a row holds its conversation; by default detected from the first rows. text: it holds plain text, all of
+    which is trained on. tokens: it is tokenized already."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
     train_on: TrainOn = "assistant"
     """Which messages are supervised."""
+    overflow: Overflow | None = None
+    """What happens to a sample longer than `sequence_length`; by default as `packing.overflow` says, and with `format:
+    text` it is split."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
+
+    @property
+    def overflows(self) -> Overflow | None:
+        """What happens to its samples that are too long, if that is not what `packing.overflow` says."""
+        return "split" if self.overflow is None and self.format == "text" else self.overflow

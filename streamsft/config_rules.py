@@ -124,6 +124,9 @@ def _source_rules(node: Mapping[str, Any], path: KeyPath) -> Iterator[Issue]:
         for key in _FOR_TEXT:
             if key in node and not (key == "format" and node[key] == "tokens"):
                 yield Issue((*path, key), f"{key!r} is about text, and a store holds tokens and masks already")
+    elif node.get("format") == "text" and node.get("train_on") is not None:
+        what = "'train_on' is about conversations; plain text (format: text) is trained on whole"
+        yield Issue((*path, "train_on"), what)
     elif node.get("format") == "tokens":
         for key in ("columns", "train_on", "holdout"):
             if node.get(key) is not None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from streamsft.config import Config, SourceConfig
 from streamsft.errors import ConfigError
+from streamsft.text.plainrows import TEXT
 
 if TYPE_CHECKING:
     from streamsft.text.backend import Backend
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
 __all__ = ["Encoders"]
 
@@ -22,7 +24,7 @@ class Encoders:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._by_setting: dict[str, ChatTokenizer] = {}
+        self._by_setting: dict[str, ChatTokenizer | TextTokenizer] = {}
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -43,14 +45,19 @@ class Encoders:
 
         return None if self._config.tokenizer is None else Backend.of(self._tokenizer)
 
-    def of(self, source: SourceConfig) -> ChatTokenizer:
-        """What encodes the conversations of `source`.
+    def of(self, source: SourceConfig) -> ChatTokenizer | TextTokenizer:
+        """What encodes the conversations of `source`, or its texts.
 
         Raises:
             TokenizerError: the tokenizer cannot be loaded, or its template cannot be used.
         """
         from streamsft.text.chat import ChatTokenizer
+        from streamsft.text.plain import TextTokenizer
 
+        if source.format == TEXT:
+            if TEXT not in self._by_setting:
+                self._by_setting[TEXT] = TextTokenizer(self._tokenizer)
+            return self._by_setting[TEXT]
         if source.train_on not in self._by_setting:
             text = self._config.text
             self._by_setting[source.train_on] = ChatTokenizer(

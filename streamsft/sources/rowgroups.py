@@ -231,12 +231,20 @@ class RowGroupStore:
         return samples_of(self._name, ids, masks, self.row_numbers[index].tolist(), extras or None)
 
     def stream(
-        self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True, shuffle_groups: int | None = None
+        self,
+        *,
+        seed: int = 0,
+        shard: Shard | None = None,
+        shuffle: bool = True,
+        shuffle_groups: int | None = None,
+        overflow: Any = None,
     ) -> Any:
         """The endless, shuffled iterable over this store; see `streamsft.stream.sourcestream.SourceStream`."""
         from streamsft.stream.sourcestream import SourceStream
 
-        return SourceStream(self, seed=seed, shard=shard, shuffle=shuffle, shuffle_groups=shuffle_groups)
+        return SourceStream(
+            self, seed=seed, shard=shard, shuffle=shuffle, shuffle_groups=shuffle_groups, overflow=overflow
+        )
 
     def __repr__(self) -> str:
         size = f"{len(self):,} rows, {self.tokens:,} tokens in {self.groups:,} row groups"

@@ -238,11 +238,11 @@ class TokenStore:
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return samples_of(self._name, ids, masks, self.row_numbers[index].tolist(), extras or None)
 
-    def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True) -> Any:
+    def stream(self, *, seed: int = 0, shard: Shard | None = None, shuffle: bool = True, overflow: Any = None) -> Any:
         """The endless, shuffled iterable over this store; see `streamsft.stream.sourcestream.SourceStream`."""
         from streamsft.stream.sourcestream import SourceStream
 
-        return SourceStream(self, seed=seed, shard=shard or Shard(), shuffle=shuffle)
+        return SourceStream(self, seed=seed, shard=shard or Shard(), shuffle=shuffle, overflow=overflow)
 
     def renamed(self, name: str) -> TokenStore:
         """The same store as a source of another name."""

@@ -94,6 +94,8 @@ class StreamingSource:
         shuffle: whether shards and rows are shuffled, anew in each pass.
         shuffle_window: rows that are shuffled together, in closed blocks.
         block_bytes: a block is closed early when its rows hold this many bytes.
+        overflow: what a `Packer` does with its rows that are too long: ``truncate``, ``drop``, ``split`` or ``error``;
+            by default what it does with all.
         reader: reads the rows, in place of `data`.
         encode: tokenizes rows, in place of all from `transform` to `holdout`; picklable for worker processes. What it
             lists as its attribute `reasons` is counted by reason, other refusals under ``other``.
@@ -109,6 +111,7 @@ class StreamingSource:
     shuffle: bool
     shuffle_window: int
     block_bytes: int
+    overflow: Any
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class StreamingSource:
         shuffle: bool = True,
         shuffle_window: int = _SHUFFLE_WINDOW,
         block_bytes: int = _BLOCK_BYTES,
+        overflow: Any = None,
         reader: ShardReader | None = None,
         encode: RowEncoder | None = None,
         **options: Unpack[EncoderOptions],
@@ -125,6 +129,8 @@ class StreamingSource:
         check_name(name)
         if type(shuffle_window) is not int or shuffle_window < 1:
             raise ConfigError(f"source {name!r}: shuffle_window {shuffle_window!r} is not a number of rows >= 1")
+        if overflow not in (None, "truncate", "drop", "split", "error"):
+            raise ConfigError(f"source {name!r}: overflow {overflow!r} is none of truncate, drop, split, error")
         if (data is None) == (reader is None):
             raise ConfigError(f"source {name!r}: give data, or a reader in its place")
         if encode is not None and options:
@@ -137,7 +143,7 @@ class StreamingSource:
                 reader = open_shards(data, name)
             encode = encode or shard_encoder(reader, name, **options)
         fields = {"name": name, "reader": reader, "encode": encode, "shuffle": shuffle}
-        fields |= {"shuffle_window": shuffle_window, "block_bytes": block_bytes}
+        fields |= {"shuffle_window": shuffle_window, "block_bytes": block_bytes, "overflow": overflow}
         for field, value in fields.items():
             object.__setattr__(self, field, value)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from streamsft.stream.documents import Documents
 from streamsft.stream.feed import Feeds
-from streamsft.stream.packing import Packing
 from streamsft.types import Ints
 
 __all__ = ["DrawCosts"]
@@ -25,13 +24,11 @@ class DrawCosts:
         documents: gives the documents that draws of the sources numbered so are, after the overflow policy, from these
             numbers and the draws' own (int64[draws] each).
         feeds: cursors over the streaming sources, which are not read ahead.
-        packing: how documents are cut; None leaves them whole.
     """
 
-    def __init__(self, documents: Callable[[Ints, Ints], Documents], feeds: Feeds, packing: Packing | None) -> None:
+    def __init__(self, documents: Callable[[Ints, Ints], Documents], feeds: Feeds) -> None:
         self._documents = documents
         self._feeds = feeds
-        self._packing = packing
         self._known: dict[int, tuple[int, list[int]]] = {}
 
     def of(self, leaf: int, number: int) -> int:
@@ -46,7 +43,7 @@ class DrawCosts:
 
     def _uncut(self, leaf: int, number: int) -> int:
         """Tokens of a streamed row; 0 if it must be cut up to tell."""
-        length, packing = len(self._feeds[leaf].one(number).input_ids), self._packing
+        length, packing = len(self._feeds[leaf].one(number).input_ids), self._feeds[leaf].packing
         if packing is None or length <= packing.sequence_length:
             return length
         return 0 if packing.overflow == "split" else packing.sequence_length

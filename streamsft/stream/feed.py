@@ -67,7 +67,7 @@ class Feed:
         self._source = source
         self._lane = lane
         self._lanes = lanes
-        self._packing = packing
+        self.packing = packing
         self._limit = sys.maxsize if packing is None else packing.sequence_length
         self._blocks = Blocks(source, seed=seed, lane=lane, lanes=lanes)
         self._first = number
@@ -162,8 +162,8 @@ class Feed:
             return ""
         supervised = mask[1:]
         if length > self._limit:
-            assert self._packing is not None
-            match self._packing.overflow:
+            assert self.packing is not None
+            match self.packing.overflow:
                 case "error":
                     raise DataError(
                         f"source {self._source.name!r}, {self._source.reader.where(row.number)}: "

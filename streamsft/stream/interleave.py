@@ -171,7 +171,7 @@ class Interleave(LaneDataset[Sample]):
         rows: dict[str, _Rows],
     ) -> Leaf:
         if isinstance(child, StreamingSource):
-            return Leaf(source=child, groups=groups, shuffle=child.shuffle)
+            return Leaf(source=child, groups=groups, shuffle=child.shuffle, overflow=child.overflow)
         self._row_count(child, packing, rows)
         found = rows[child.name]
         stream = child if isinstance(child, SourceStream) else None
@@ -182,6 +182,7 @@ class Interleave(LaneDataset[Sample]):
             shuffle_groups=stream.shuffle_groups if stream else None,
             usable=found.usable,
             dropped=found.dropped,
+            overflow=stream.overflow if stream else None,
         )
 
     def _row_count(self, child: Child, packing: Packing | None, rows: dict[str, _Rows]) -> int:
@@ -197,7 +198,8 @@ class Interleave(LaneDataset[Sample]):
                 "a weight; give all sources beside it one too"
             )
         if child.name not in rows:
-            usable, dropped = usable_rows(source, packing)
+            overflow = child.overflow if isinstance(child, SourceStream) else None
+            usable, dropped = usable_rows(source, None if packing is None else packing.of(overflow))
             rows[child.name] = _Rows(usable, dropped, len(source) if usable is None else len(usable))
         return rows[child.name].count
 

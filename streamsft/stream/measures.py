@@ -60,13 +60,13 @@ class Measures:
 
     Args:
         leaf: the source; not a streaming one.
-        packing: how its rows become documents.
+        packing: how rows become documents, if the source does not say otherwise.
     """
 
     def __init__(self, leaf: Leaf, packing: Packing) -> None:
         self._source = leaf.indexed
         self._limit = packing.sequence_length
-        self._split = packing.overflow == "split"
+        self._split = leaf.packed(packing).overflow == "split"
         self._place = np.full(len(self._source), -1, np.int64)
         """Where each cut row is listed, -1 where it is not yet."""
         nothing = np.empty(0, np.int64)

@@ -16,7 +16,7 @@ from streamsft.order.groups import GroupOrder
 from streamsft.sources.base import GroupedSource, Source, is_grouped
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import Unit
-from streamsft.stream.packing import Packing
+from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.weights import WeightTree
 from streamsft.types import Ints
 
@@ -47,6 +47,7 @@ class Leaf:
             None where the rows of a whole pass are.
         usable: stored rows that can be drawn, ascending, int64[m]; None where all can.
         dropped: rows that cannot be drawn under this packing, by reason.
+        overflow: what happens to its rows that are too long, if that is not what the packing says.
     """
 
     source: Source | StreamingSource
@@ -56,14 +57,25 @@ class Leaf:
     shuffle_groups: int | None = None
     usable: Ints | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
+    overflow: Overflow | None = None
 
     @property
     def name(self) -> str:
         return self.source.name
 
+    def packed(self, packing: Packing) -> Packing:
+        """How its rows are packed where the others' are by `packing`."""
+        return packing.of(self.overflow)
+
     @property
     def order(self) -> str:
-        """What its order depends on beside seed and contents; "" for rows that are shuffled over a whole pass."""
+        """What its documents depend on beside seed, contents and packing: "" for rows that are shuffled over a whole
+        pass and cut as all are."""
+        order = self._shuffled
+        return order if self.overflow is None else f"{order}; overflow: {self.overflow}".removeprefix("; ")
+
+    @property
+    def _shuffled(self) -> str:
         if isinstance(self.source, StreamingSource):
             source = self.source
             blocks = f"blocks of {source.shuffle_window} rows, {source.block_bytes} bytes"

@@ -52,7 +52,8 @@ class Packer(LaneDataset[Pack]):
             ``max(1024, sequence_length // 4)``.
         overflow: a sample longer than a pack: ``truncate`` keeps its prefix (and leaves the sample out if nothing
             supervised is left), ``drop`` leaves it out, ``split`` cuts it into fragments that continue its positions,
-            ``error`` raises. What is left out is counted in the metrics.
+            ``error`` raises. A source may have its own (``store.stream(overflow="split")``). What is left out is
+            counted in the metrics.
         align: in batches each document takes a multiple of so many slots; those behind its tokens are its own, with
             positions that go on, and without labels. It divides `sequence_length`.
         shard: which of several disjoint parts to iterate; a `Loader` shares the work out by itself.
@@ -113,9 +114,9 @@ class Packer(LaneDataset[Pack]):
         limit = self.packing.sequence_length
         if any(leaf.streams for leaf in self.mixture.leaves):
             return  # lengths are unknown until they are read
-        cut = limit if self.packing.overflow == "truncate" else np.iinfo(np.int32).max
         means = []
         for leaf in self.mixture.leaves:
+            cut = limit if leaf.packed(self.packing).overflow == "truncate" else np.iinfo(np.int32).max
             lengths = leaf.indexed.lengths if leaf.usable is None else leaf.indexed.lengths[leaf.usable]
             means.append(float(self.packing.taken(np.minimum(lengths, cut).astype(np.int64)).mean()))
         packs = self.packing.window * float(np.dot([leaf.share for leaf in self.mixture.leaves], means)) / limit

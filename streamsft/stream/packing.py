@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from streamsft.errors import ConfigError
 from streamsft.stream.aligning import slots_taken
 from streamsft.types import Ints
 
-__all__ = ["Overflow", "Packing", "best_fit_decreasing", "next_fit", "pack_lengths"]
+__all__ = ["Overflow", "Packing", "best_fit_decreasing", "check_overflow", "next_fit", "pack_lengths"]
 
 Overflow = Literal["truncate", "drop", "split", "error"]
 
@@ -50,8 +50,7 @@ class Packing:
             raise ConfigError(f"sequence_length: {self.sequence_length!r} is not an integer of at least 2 slots")
         if self.lookahead is not None and (not isinstance(self.lookahead, int) or self.lookahead < 0):
             raise ConfigError(f"lookahead: {self.lookahead!r} is not a number of draws (0 packs in draw order)")
-        if self.overflow not in get_args(Overflow):
-            raise ConfigError(f"overflow: {self.overflow!r} is none of {', '.join(get_args(Overflow))}")
+        check_overflow(self.overflow)
         if not isinstance(self.align, int) or isinstance(self.align, bool) or self.align < 1:
             raise ConfigError(f"packing.align: {self.align!r} is not a number of slots >= 1")
         if self.sequence_length % self.align:
@@ -81,6 +80,10 @@ class Packing:
         }
         return described if self.align == 1 else {**described, "align": self.align}
 
+    def of(self, overflow: Overflow | None) -> Packing:
+        """The same with the overflow policy of one source, if it has its own."""
+        return self if overflow is None else replace(self, overflow=overflow)
+
     def taken(self, lengths: Ints) -> Ints:
         """Slots that documents of these lengths take, int64[n]."""
         return slots_taken(lengths, self.align)
@@ -99,6 +102,16 @@ class Packing:
         """Pack number of each document of one window, int64[n], numbered from 0 without gaps."""
         fit = best_fit_decreasing if self.best_fit else next_fit
         return fit(self.taken(lengths), self.sequence_length)
+
+
+def check_overflow(overflow: object, where: str = "overflow") -> None:
+    """Refuse what is no overflow policy.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if overflow not in get_args(Overflow):
+        raise ConfigError(f"{where}: {overflow!r} is none of {', '.join(get_args(Overflow))}")
 
 
 def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:

@@ -77,6 +77,8 @@ class Plan:
         self.scheduled = mixture.weights.scheduled
         self.streaming = [at for at, leaf in enumerate(self.leaves) if leaf.streams]
         self._streams = np.array([leaf.streams for leaf in self.leaves])
+        policies = [None if packing is None else leaf.packed(packing).overflow for leaf in self.leaves]
+        self._splits = np.array([policy == "split" for policy in policies])
         self.group_orders = GroupOrders(self.leaves, seed, lanes)
         self._rows = Rows(self.leaves, seed, lanes, self.group_orders.by_leaf)
         self._schedules: dict[int, Schedule] = {}
@@ -118,7 +120,7 @@ class Plan:
             seed=self.seed,
             lane=lane,
             lanes=self.lanes,
-            packing=self.packing,
+            packing=None if self.packing is None else self.leaves[at].packed(self.packing),
             number=drawn,
             state=state,
         )
@@ -131,7 +133,7 @@ class Plan:
         Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
         """
         feeds = feeds or {}
-        costs = DrawCosts(lambda source, number: self._drawn(lane, source, number, feeds), feeds, self.packing)
+        costs = DrawCosts(lambda source, number: self._drawn(lane, source, number, feeds), feeds)
         draws = self.schedule(step).draw(due, drawn, self.draws, costs.of)
         key = derive_key(self.seed, "window", lane, number)
         order = mixed([key], len(draws.source))[0]
@@ -144,7 +146,7 @@ class Plan:
         return (
             self.mixture.unit == "samples"
             and self.packing is not None
-            and self.packing.overflow != "split"
+            and not self._splits.any()
             and not (self.scheduled or self.streaming or self.group_orders.by_leaf)
         )
 
@@ -201,10 +203,11 @@ class Plan:
         if self.packing is None:
             return documents
         limit = self.packing.sequence_length
-        if self.packing.overflow == "split" and documents.length.max() > limit:
-            return self._split(documents, limit, feeds)
         kept = np.minimum(documents.length, limit)
-        return documents._replace(length=kept, cut=documents.length - kept)
+        if not self._splits.any() or documents.length.max() <= limit:
+            return documents._replace(length=kept, cut=documents.length - kept)
+        kept = np.where(self._splits[documents.source], documents.length, kept)
+        return self._split(documents._replace(length=kept, cut=documents.length - kept), limit, feeds)
 
     def _split(self, documents: Documents, limit: int, feeds: Feeds) -> Documents:
         """Cut over-long documents into fragments, leaving out those with nothing supervised."""

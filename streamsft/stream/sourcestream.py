@@ -14,6 +14,7 @@ from streamsft.sources.base import Source
 from streamsft.stream.carrying import carried_by, extras_of
 from streamsft.stream.faces import InfiniteDataset, Info
 from streamsft.stream.mixture import Leaf, checked_groups, usable_rows
+from streamsft.stream.packing import Overflow, check_overflow
 from streamsft.types import Ints, Sample, Shard
 
 __all__ = ["SourceStream"]
@@ -32,6 +33,7 @@ class SourceStream(InfiniteDataset[Sample]):
         shuffle: whether passes are shuffled; if not, rows come in the order of the input.
         shuffle_groups: shuffle row groups, then rows within blocks of so many groups, so that each group is read by
             one part and once per pass. By default the rows of a whole pass are shuffled.
+        overflow: what a `Packer` does with its rows that are too long; by default what it does with all.
 
     Raises:
         EmptySourceError: the source has no row with a supervised token.
@@ -46,11 +48,15 @@ class SourceStream(InfiniteDataset[Sample]):
         shard: Shard | None = None,
         shuffle: bool = True,
         shuffle_groups: int | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(shard or Shard())
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
+        self.overflow = overflow
+        if overflow is not None:
+            check_overflow(overflow, f"source {source.name!r}: overflow")
         self.shuffle_groups = checked_groups(source, shuffle, shuffle_groups)
         usable, dropped = usable_rows(source, None)
         self._leaf = Leaf(

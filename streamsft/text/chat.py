@@ -23,6 +23,7 @@ from streamsft.text.checks import probe
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import Parser, detect_format, parser
 from streamsft.text.masks import Encoded, encoded_batch
+from streamsft.text.plainrows import check_format
 from streamsft.text.rendering import Rendered, Renderer, TrainOn
 from streamsft.text.template import DEFAULT_DATE, ChatTemplate
 from streamsft.types import Bools, Int32s
@@ -73,6 +74,7 @@ class ChatTokenizer:
         self._parsers: dict[tuple[str, ...], Parser] = {}
         if format is not None:
             parser(format, columns)
+            check_format(format, plain=False)
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = load_tokenizer(tokenizer)
         self._backend = Backend.of(tokenizer)

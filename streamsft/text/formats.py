@@ -8,6 +8,7 @@ sharegpt           conversations: [{from, value}]; tools, system
 alpaca             instruction, output (or response); input, history, system
 prompt_completion  prompt, completion, each a text or a list of messages; tools, system
 question_answer    question, answer; tools, system
+text               text: a document of plain text, no conversation; it is never detected
 ================== =========================================================================================
 
 ``columns`` maps these names to the file's own: ``{completion: canonical_solution}``.
@@ -22,6 +23,7 @@ from typing import Any, Final
 from streamsft.errors import ConfigError, DataError
 from streamsft.text.conversation import REASONS, Conversation, RowRejected
 from streamsft.text.messages import clean_message, clean_tools, drop_padding, tool_call
+from streamsft.text.plainrows import TEXT, PlainRows
 
 __all__ = ["FORMATS", "REASONS", "Conversation", "RowRejected", "detect_format", "parser"]
 
@@ -137,16 +139,17 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "alpaca": ("instruction", "input", "output", "history", "tools", "system"),
     "prompt_completion": ("prompt", "completion", "tools", "system"),
     "question_answer": ("question", "answer", "tools", "system"),
+    TEXT: (TEXT,),
 }
 FORMATS: Final = tuple(_PARSERS)
-"""Names of the formats, in the order in which detection prefers them."""
+"""Names of the formats of conversations, in the order in which detection prefers them."""
 
 
 def parser(format: str, columns: Mapping[str, str] | None = None, *, columnar: bool = False) -> Parser:  # noqa: A002
     """A function from one row to its `Conversation`, which raises `RowRejected`. It can be pickled.
 
     Args:
-        format: one of `FORMATS`.
+        format: one of `FORMATS`, or ``text``, whose one message has that role.
         columns: from a name in the format to the file's own name of that column.
         columnar: the rows come from Parquet, Arrow or `datasets`, whose structs are padded with nulls: null
             entries of objects are dropped at every depth. JSON rows keep the nulls in tools and arguments.
@@ -154,13 +157,15 @@ def parser(format: str, columns: Mapping[str, str] | None = None, *, columnar: b
     Raises:
         ConfigError: the format is not known, or `columns` names something it does not have.
     """
-    if format not in _PARSERS:
-        raise ConfigError(f"format {format!r} is not known; use one of {', '.join(FORMATS)}")
+    if format not in _FIELDS:
+        raise ConfigError(f"format {format!r} is not known; use one of {', '.join(_FIELDS)}")
     for name in columns or {}:
         if name not in _FIELDS[format]:
             raise ConfigError(
                 f"columns: {name!r} is not a column of format {format!r}; it has {', '.join(_FIELDS[format])}"
             )
+    if format == TEXT:
+        return PlainRows((columns or {}).get(TEXT, TEXT))
     return _Parse(format, dict(columns or {}), columnar)
 
 
@@ -235,7 +240,7 @@ def detect_format(rows: Sequence[Row], columns: Mapping[str, str] | None = None)
     seen = sorted({str(key) for row in objects for key in row})
     raise DataError(
         f"no known format has the columns {', '.join(seen) or '(none)'}; formats are {', '.join(FORMATS)}: "
-        "name one with `format`, and with `columns` which column is which"
+        "name one with `format`, and with `columns` which column is which; plain text is `format: text`"
     )
 
 

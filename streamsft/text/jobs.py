@@ -22,6 +22,7 @@ from streamsft.types import Bools, Int32s, Ints
 if TYPE_CHECKING:
     from streamsft.text import masks
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
 __all__ = [
     "TRANSFORM_REASON",
@@ -95,7 +96,7 @@ class ChatJob:
         columns: from a name in the format to the file's own.
     """
 
-    chat: ChatTokenizer
+    chat: ChatTokenizer | TextTokenizer
     format: str
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -145,7 +146,7 @@ class TransformJob:
 
 
 def encode_chats(
-    chat: ChatTokenizer,
+    chat: ChatTokenizer | TextTokenizer,
     parse: Callable[[dict[str, Any]], Conversation],
     rows: Sequence[dict[str, Any] | BadRow],
 ) -> list[Encoded | Refused]:

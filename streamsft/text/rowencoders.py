@@ -26,6 +26,7 @@ from streamsft.text.jobs import (
 
 if TYPE_CHECKING:
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
 __all__ = ["ChatEncoder", "Messages", "RowsEncoder", "TokenEncoder", "TransformEncoder", "digest"]
 
@@ -69,7 +70,7 @@ class ChatEncoder:
             `messages` and perhaps `tools` and `system`, or to None to leave the row out.
     """
 
-    chat: ChatTokenizer
+    chat: ChatTokenizer | TextTokenizer
     format: str = "messages"
     columns: Mapping[str, str] | None = None
     messages: Messages | None = None

@@ -28,6 +28,7 @@ from streamsft.text.filters import Filters, named_filters
 from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut, all_rows, held_rows
 from streamsft.text.jobs import Transform, decode_columns
+from streamsft.text.plainrows import check_format
 from streamsft.text.rowencoders import ChatEncoder, Messages, RowsEncoder, TokenEncoder, TransformEncoder
 from streamsft.text.shardencoding import ShardEncoder
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import datasets
 
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
 __all__ = ["EncoderOptions", "ShardSource", "check_portable", "held_out", "open_shards", "shard_encoder"]
 
@@ -80,7 +82,7 @@ def open_shards(source: ShardSource, name: str) -> ShardReader:
 class EncoderOptions(TypedDict, total=False):
     """How rows are made into tokens; `StreamingSource` says what each means."""
 
-    transform: Transform | ChatTokenizer | None
+    transform: Transform | ChatTokenizer | TextTokenizer | None
     messages: Messages | None
     format: str | None
     columns: Mapping[str, str] | None
@@ -98,16 +100,18 @@ def shard_encoder(reader: ShardReader, name: str, **options: Unpack[EncoderOptio
         DataError: the first rows cannot be read, or have no known format.
     """
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
     where = f"source {name}"
     _check(where, options)
     transform, messages, holdout = options.get("transform"), options.get("messages"), options.get("holdout")
     rows: RowsEncoder
-    if not isinstance(transform, ChatTokenizer):
+    if not isinstance(transform, ChatTokenizer | TextTokenizer):
         if transform is None:
             _check_tokens(reader, where)
         rows = TokenEncoder() if transform is None else TransformEncoder(transform)
     elif messages is not None:
+        assert isinstance(transform, ChatTokenizer)
         rows = ChatEncoder(transform, messages=messages)
     else:
         columns = options.get("columns") or transform.columns
@@ -125,6 +129,7 @@ def shard_encoder(reader: ShardReader, name: str, **options: Unpack[EncoderOptio
 
 def _check(where: str, options: EncoderOptions) -> None:
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
     if unknown := options.keys() - EncoderOptions.__annotations__.keys():
         raise TypeError(f"{where}: unknown argument {min(unknown)!r}")
@@ -138,12 +143,14 @@ def _check(where: str, options: EncoderOptions) -> None:
     if messages is not None and not chat:
         raise ConfigError(f"{where}: messages needs transform=ChatTokenizer(...), which renders what it returns")
     named, columns = options.get("format"), options.get("columns")
-    if (named or columns) and (messages is not None or not chat):
+    plain = isinstance(transform, TextTokenizer)
+    if (named or columns) and (messages is not None or not (chat or plain)):
         raise ConfigError(
             f"{where}: format and columns have no effect on a function, which gets rows as they are; leave them out"
         )
     if named is not None:
         parser(named, columns)
+        check_format(named, plain=plain)
 
 
 def _detected(reader: ShardReader, where: str, columns: Mapping[str, str]) -> str:

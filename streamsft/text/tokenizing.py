@@ -22,6 +22,7 @@ from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut
 from streamsft.text.identity import identity
 from streamsft.text.jobs import TRANSFORM_REASON, ChatJob, Transform, TransformJob, decode_columns
+from streamsft.text.plainrows import TEXT, check_format
 from streamsft.text.progress import Progress, reporting
 from streamsft.text.readers import RawSource, open_reader
 from streamsft.text.rejections import REJECTED_FILE, Rejections, read_rejections
@@ -31,13 +32,14 @@ from streamsft.types import check_name
 
 if TYPE_CHECKING:
     from streamsft.text.chat import ChatTokenizer
+    from streamsft.text.plain import TextTokenizer
 
 __all__ = ["detect_source_format", "tokenize"]
 
 
 def tokenize(
     source: RawSource,
-    chat: ChatTokenizer | None = None,
+    chat: ChatTokenizer | TextTokenizer | None = None,
     *,
     name: str,
     transform: Transform | None = None,
@@ -59,13 +61,13 @@ def tokenize(
 
     Args:
         source: a path, glob, folder or a list of these, a `HubDataset`, a `datasets.Dataset`, or a list of dicts.
-        chat: renders and encodes conversations.
+        chat: renders and encodes conversations; a `TextTokenizer` encodes plain text.
         name: the source's name.
         transform: used instead of `chat`: a function from a row (a dict) to a mapping with ``input_ids`` and
             ``loss_mask``, or to None to leave it out. The cache knows it by its source text and
             what it uses of its own module, or by its `version` attribute alone: raise that when code of other modules
             that it calls changes. See `streamsft.text.identity`.
-        format: one of `FORMATS`; detected from the first rows by default.
+        format: one of `FORMATS`; detected from the first rows by default. That of a `TextTokenizer` is ``text``.
         columns: from a name in the format to the file's own name of that column.
         cache_dir: folder of the cache, by default `default_cache_dir`; False keeps the store in memory.
         processes: worker processes; 1 works in this one; by default as many as there are cores, once the
@@ -85,6 +87,8 @@ def tokenize(
     """
     check_name(name)
     _check(chat, transform, format, columns, processes, on_bad_row)
+    if chat is not None and chat.format == TEXT:
+        format, columns = TEXT, columns or chat.columns  # noqa: A001
     root = None if cache_dir is False else Path(cache_dir or default_cache_dir())
     if held and holdout is None:
         raise ConfigError(f"source {name}: no rows are held out; give holdout, such as 0.02 or a number of rows")
@@ -122,7 +126,7 @@ def tokenize(
 
 
 def _check(
-    chat: ChatTokenizer | None,
+    chat: ChatTokenizer | TextTokenizer | None,
     transform: Transform | None,
     format: str | None,  # noqa: A002
     columns: Mapping[str, str] | None,
@@ -139,13 +143,15 @@ def _check(
         )
     if format is not None:
         parser(format, columns)
+        if chat is not None:
+            check_format(format, plain=chat.format == TEXT)
     if processes is not None and processes < 1:
         raise ConfigError(f"processes: {processes}; give 1 or more, or leave it out")
     if on_bad_row not in ("skip", "error"):
         raise ConfigError(f"on_bad_row: {on_bad_row!r}; use skip or error")
 
 
-def _chat(chat: ChatTokenizer | None) -> ChatTokenizer:
+def _chat(chat: ChatTokenizer | TextTokenizer | None) -> ChatTokenizer | TextTokenizer:
     assert chat is not None  # `_check` has seen to it
     return chat
 

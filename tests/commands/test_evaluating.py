@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 
 import streamsft as ss
+from streamsft.build_eval import build_evaluation
+from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, DataError
 from streamsft.pages.runs import read_run
 from streamsft.pages.trends import whole_charts
@@ -92,6 +94,19 @@ def test_rows_and_packs_have_the_same_loss_and_training_is_not_changed(tmp_path:
     assert len(losses) == 2
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert audits[0] == audits[1] == audits[2]
+
+
+def test_held_rows_that_are_too_long_are_cut_as_those_that_are_trained_on(tmp_path: Path) -> None:
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("".join(json.dumps({"text": f"{row} " * 200}) + "\n" for row in range(20)))
+    made = config(tmp_path, sets={"pages": "pages.holdout"})
+    made["mix"]["sources"]["pages"] = {"path": str(pages), "format": "text", "holdout": 3, "weight": 1}
+    loaded = ss.load_config(made)
+    held = ss.held_out(loaded, "pages")
+    evaluation = build_evaluation(loaded, {"pages": held}, Encoders(loaded))
+    assert evaluation is not None
+    tokens = sum(int(batch.documents.table.length.sum()) for batch in evaluation.sets["pages"])
+    assert tokens == held.lengths.sum() > 3 * 128
 
 
 def test_without_a_model_nothing_is_evaluated(tmp_path: Path) -> None:
