@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from streamsft.build import build, build_aggregator, build_settings, build_sinks
-from streamsft.commands.train import train
 from streamsft.comm import current
+from streamsft.commands.train import train
 from streamsft.config import load_config
 from streamsft.encoders import Encoders
 from streamsft.errors import RunError
@@ -108,5 +108,5 @@ def test_a_run_goes_on_with_as_many_token_ids_as_it_began_with(tmp_path: Path) -
 
 
 def test_where_the_number_of_token_ids_cannot_be_known_a_tokenizer_is_asked_for() -> None:
-    with pytest.raises(RunError, match="tiny needs the number of token ids.*set `tokenizer`"):
+    with pytest.raises(RunError, match=r"tiny needs the number of token ids.*set `tokenizer`"):
         prepare_model("tiny", vocabulary=None, sequence_length=8, seed=0)
