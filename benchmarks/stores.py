@@ -130,7 +130,8 @@ Arrays = tuple[np.ndarray, np.ndarray]  # type: ignore[type-arg]
 
 def collate_samples(samples: list[ss.Sample]) -> Arrays:
     """Ids and masks as arrays [rows, tokens]."""
-    return np.stack([sample.input_ids for sample in samples]), np.stack([sample.loss_mask for sample in samples])
+    ids, masks = [sample.input_ids for sample in samples], [sample.loss_mask for sample in samples]
+    return np.concatenate(ids).reshape(-1, TOKENS), np.concatenate(masks).reshape(-1, TOKENS)
 
 
 def collate_dicts(rows: list[dict[str, list[int]]]) -> Arrays:
