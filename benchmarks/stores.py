@@ -130,7 +130,8 @@ Arrays = tuple[np.ndarray, np.ndarray]  # type: ignore[type-arg]
 
 def collate_samples(samples: list[ss.Sample]) -> Arrays:
     """Ids and masks as arrays [rows, tokens]."""
-    return np.stack([sample.input_ids for sample in samples]), np.stack([sample.loss_mask for sample in samples])
+    ids, masks = [sample.input_ids for sample in samples], [sample.loss_mask for sample in samples]
+    return np.concatenate(ids).reshape(-1, TOKENS), np.concatenate(masks).reshape(-1, TOKENS)
 
 
 def collate_dicts(rows: list[dict[str, list[int]]]) -> Arrays:
@@ -155,6 +156,20 @@ def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_
     for ids, mask in islice(batches, count):
         torch.from_numpy(ids), torch.from_numpy(mask)
     return (time.perf_counter() - begun) / count
+
+
+def fetching(
+    store: ss.TokenStore, folder: Path, workers: int, order: list[int], tries: int, method: str
+) -> tuple[float, float, float]:
+    """Seconds per batch of the store, of `datasets` and of batches that are ready, in turn; medians."""
+    rounds = []
+    for _ in range(tries):
+        ours = batch_seconds(store, collate_samples, workers, order, 20, method)
+        theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 2], 10, method)
+        ready = batch_seconds(Ready(len(store)), as_it_is, workers, order, 20, method)
+        rounds.append((ours, theirs, ready))
+    ours, theirs, ready = (median(column) for column in zip(*rounds, strict=True))
+    return ours, theirs, ready
 
 
 def worker_growth(store: ss.TokenStore, workers: int, batches: int) -> tuple[float, float]:
@@ -182,7 +197,7 @@ def _memory(process: psutil.Process) -> tuple[int, int]:
 def main() -> int:
     """Measure, and print the figures."""
     options = arguments("Measure opening token stores and reading them row by row.").parse_args()
-    rows, large, tries, batches = (2_000, 4_000, 1, 40) if options.quick else (100_000, 800_000, 2, 3_000)
+    rows, large, tries, batches = (2_000, 4_000, 1, 40) if options.quick else (100_000, 800_000, 3, 3_000)
     method = "fork" if options.quick else "spawn"
     figures, table = {}, []
     with tempfile.TemporaryDirectory() as place:
@@ -196,16 +211,11 @@ def main() -> int:
         store = ss.TokenStore.open(folder)
         order = np.random.default_rng(0).integers(0, rows, BATCH * min(batches, 600)).tolist()
         for workers in (0, 2):
-            ours = batch_seconds(store, collate_samples, workers, order, 20, method)
-            theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 4], 5, method)
-            figures["ratio_fetch_workers2" if workers else "ratio_fetch"] = theirs / ours
-            if workers:
-                ready = batch_seconds(Ready(rows), as_it_is, workers, order, 20, method)
-                figures["ratio_fetch_workers2_limit"] = theirs / ready
-                table.append([f"the same, ready made, {workers} workers", f"{ready * 1e3:.2f} ms"])
-            table.append(
-                [f"batch of {BATCH}, {workers} workers", f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms"]
-            )
+            ours, theirs, ready = fetching(store, folder, workers, order, tries, method)
+            name = "ratio_fetch_workers2" if workers else "ratio_fetch"
+            figures |= {name: theirs / ours, **({f"{name}_limit": theirs / ready} if workers else {})}
+            times = f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms, ready made {ready * 1e3:.2f} ms"
+            table.append([f"batch of {BATCH}, {workers} workers", times])
         store = ss.TokenStore.open(write(Path(place) / "large", large))
         figures["pickle_bytes"] = float(len(pickle.dumps(store)))
         figures["worker_uss_growth_mb"], figures["worker_heap_growth_mb"] = worker_growth(store, 4, batches)

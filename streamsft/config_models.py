@@ -199,7 +199,7 @@ class TrainConfig(Section):
     run_dir: PathText | None = None
     """Where checkpoints, metrics and the audit are written; resumed from when it has a checkpoint."""
     model: PathText = "tiny"
-    """tiny (a small Llama), none (the data alone), or a model's path."""
+    """tiny (a small Llama, with the tokenizer's or the stores' ids), none (the data alone), or a model's path."""
     save_every: Positive = 100
     """Steps between two checkpoints."""
     keep: Positive = 3

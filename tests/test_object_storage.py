@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import streamsft as ss
 from streamsft.errors import StoreError
@@ -113,6 +116,15 @@ def test_training_is_that_from_the_disk_and_later_runs_read_the_tier(
     assert numbers["data_rows/io_bytes_fetched"] == 0
     assert numbers["data_rows/io_tier_hits"] > 0
     assert audit(tmp_path / "filling") == audit(tmp_path / "kept") == expected
+
+
+def test_inspect_tells_what_an_address_holds(address: str, disk: Path, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    report = ss.inspect(address, verify=True, console=console)
+    local = ss.inspect(disk, console=console)
+    assert asdict(report) == asdict(local)
+    with pytest.raises(StoreError, match="is an address, and only files of this machine can be read so"):
+        ss.convert(address, tmp_path / "copy", console=console)
 
 
 def test_two_jobs_share_a_tier(s3: S3, address: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -11,7 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from streamsft.commands.console import make_console
+from streamsft.sources.footers import versions
+from streamsft.sources.grouprows import ReadOptions
+from streamsft.sources.objects import Objects, is_address
 from streamsft.sources.paths import Paths
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.sources.storefiles import find_store_files
 from streamsft.text.progress import Progress, reporting
@@ -59,7 +64,7 @@ class StoreReport:
     fingerprint: str
 
     @classmethod
-    def of(cls, store: TokenStore) -> StoreReport:
+    def of(cls, store: TokenStore | RowGroupStore) -> StoreReport:
         """What `store` holds; reads its lengths, not its tokens."""
         lengths, manifest, layout = store.lengths, store.manifest, store.layout
         median, p95, longest = (
@@ -93,7 +98,7 @@ class StoreReport:
         return {**asdict(self), "supervised_share": self.supervised_share}
 
 
-def _files(store: TokenStore) -> tuple[tuple[str, int], ...]:
+def _files(store: TokenStore | RowGroupStore) -> tuple[tuple[str, int], ...]:
     sizes = store.layout.sizes
     names = store.files if len(store.files) == len(sizes) else [f"file {number}" for number in range(len(sizes))]
     return tuple(zip(names, sizes, strict=True))
@@ -121,7 +126,8 @@ def inspect(
     """Print what a token store holds. One that others wrote is checked whole when it is opened for the first time.
 
     Args:
-        store: a directory, .arrow, .parquet, .jsonl or .json files, a pattern, or a list of these.
+        store: a directory, .arrow, .parquet, .jsonl or .json files, a pattern, or a list of these; or addresses of
+            Parquet files.
         extras: further columns that are to travel with the rows.
         verify: read everything again, check every row, and compare it with what was written or found before.
         progress: True draws a bar on standard error; a function is called with (done, total) bytes instead.
@@ -133,9 +139,15 @@ def inspect(
     Raises:
         StoreError: there is no store, or it cannot be used; names file, row and what to do.
     """
-    total = sum(file.size for file in find_store_files(store).files)
-    with reporting(progress, "rows", total, "checking") as advance:
-        opened = TokenStore.open(store, extras=extras, verify=verify, advance=advance)
+    opened: TokenStore | RowGroupStore
+    if any(map(is_address, [store] if isinstance(store, str | os.PathLike) else store)):
+        total = sum(file.size for file in versions(Objects(store), ReadOptions().deadline))
+        with reporting(progress, "rows", total, "checking") as advance:
+            opened = RowGroupStore.open(store, extras=extras, verify=verify, advance=advance)
+    else:
+        total = sum(file.size for file in find_store_files(store).files)
+        with reporting(progress, "rows", total, "checking") as advance:
+            opened = TokenStore.open(store, extras=extras, verify=verify, advance=advance)
     report = StoreReport.of(opened)
     console = console or make_console()
     print_report(console, report)

@@ -151,7 +151,8 @@ def _write_files(
         place.parent.mkdir(parents=True, exist_ok=True)
         clean_up_after_the_dead(place)
         if single:
-            _write_file(_groups(iter(rows), row_group_tokens), temporary, kind, None)
+            number = int(_write_file(_groups(iter(rows), row_group_tokens), temporary, kind, None))
+            _refuse_none(number, place)
             os.link(temporary, place)  # unlike a rename it does not replace what has come there meanwhile
             remove(temporary)
         else:
@@ -159,6 +160,7 @@ def _write_files(
             groups, number = _groups(iter(rows), row_group_tokens), 0
             while _write_file(groups, temporary / f"part-{number:05}.{kind}", kind, file_tokens):
                 number += 1
+            _refuse_none(number, place)
             fsync_directory(temporary)
             if not try_rename(temporary, place):
                 raise StoreError(f"{place}: exists already; remove it, or choose another place")
@@ -168,6 +170,11 @@ def _write_files(
         if isinstance(error, OSError):
             raise StoreError(f"{place}: writing failed: {error.strerror or error}; nothing was left there") from error
         raise
+
+
+def _refuse_none(files: int, place: Path) -> None:
+    if not files:
+        raise StoreError(f"{place}: there is nothing to write, the source holds no row; name one that does")
 
 
 def _groups(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:

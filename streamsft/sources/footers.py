@@ -113,7 +113,10 @@ def _footer(opened: OpenObject, file: RemoteFile) -> bytes:
         raise StoreError(f"{where}: is no Parquet file, it has {file.size} bytes; write or copy it again")
     tail = read_exactly(opened, max(0, file.size - _TAIL), min(_TAIL, file.size))
     if tail[-4:] != _MARK:
-        raise StoreError(f"{where}: is no Parquet file, or an encrypted or half written one; write or copy it again")
+        raise StoreError(
+            f"{where}: is no Parquet file, or an encrypted or half written one; write or copy it again, or make "
+            "Parquet of a store of another kind with `streamsft convert`"
+        )
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length + 4 > file.size:
         raise StoreError(f"{where}: is damaged (a footer of {length:,} bytes); write or copy it again")

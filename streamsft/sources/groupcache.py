@@ -19,6 +19,7 @@ __all__ = ["GroupCache"]
 
 _log = logging.getLogger("streamsft")
 
+_CORES: Final = os.cpu_count() or 1
 _MOST_EXPECTED: Final = 128  # groups that one reader is asked for, however small they are
 _IDLE: Final = 5.0  # seconds after which a thread without work ends
 _LEAVE: Final = 2.0  # seconds that the end of the process waits for fetches under way
@@ -114,9 +115,7 @@ class GroupCache:
                 self.seconds_waiting += time.monotonic() - begun
         if (error := next((flight.error for flight in flights if flight.error is not None), None)) is not None:
             raise error
-        for flight in flights:
-            assert flight.block is not None
-            found[flight.group] = flight.block
+        found |= {flight.group: flight.block for flight in flights if flight.block is not None}
         return [found[group] for group in groups]
 
     def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
@@ -223,7 +222,8 @@ class GroupCache:
         """The next group to fetch before it is needed; None if there is none, or no room for it."""
         # One that is kept may have to go before it is used: it stays in the plan, to be looked at again.
         group = next((group for group in self._plan if not self._is_here(group)), None)
-        if group is None:
+        demanded = sum(flight.demanded for flight in self._flights.values())
+        if group is None or demanded >= _CORES:  # which decode what is waited for
             return None
         flying = sum(flight.size for flight in self._flights.values() if not flight.demanded)
         taken = self._early_bytes + flying

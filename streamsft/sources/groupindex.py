@@ -73,7 +73,13 @@ def content_of(file: RemoteFile, block: Block, carried: Sequence[str]) -> list[A
 
 
 def open_index(
-    objects: Objects, extras: Sequence[str], deadline: float, seen: Seen | None = None, advance: Advance | None = None
+    objects: Objects,
+    extras: Sequence[str],
+    deadline: float,
+    seen: Seen | None = None,
+    advance: Advance | None = None,
+    *,
+    verify: bool = False,
 ) -> GroupIndex:
     """Look at all objects of a store; go through their rows unless that was done before for the same versions.
 
@@ -83,9 +89,10 @@ def open_index(
         deadline: seconds that each read is tried for.
         seen: called with each row group that is read for the first time.
         advance: called with the bytes of the objects that lie behind.
+        verify: go through the rows in any case; they must be those of the first time.
 
     Raises:
-        StoreError: there is no store, it cannot be read, or a row breaks a rule.
+        StoreError: there is no store, it cannot be read, a row breaks a rule, or rows are not those they were.
     """
     files = versions(objects, deadline)
     key: list[Any] = [[[file.path, file.size, file.version] for file in files], list(extras), []]
@@ -97,8 +104,14 @@ def open_index(
         keep_footers(footers, key, footed)
     names = _names(files)
     sidecar = kept(place, key, names)
-    if sidecar is None:
+    if sidecar is None or verify:
         scanned = _scan(GroupReader(objects, footed, deadline), footed, names, extras, seen, advance)
+        if sidecar is not None and sidecar.manifest.fingerprint != scanned.manifest.fingerprint:
+            raise StoreError(
+                f"{objects.shown}: its rows (fingerprint {scanned.manifest.fingerprint}) are not those of the first "
+                f"use ({sidecar.manifest.fingerprint}), though its objects have the same versions; restore them, or "
+                f"delete {place}"
+            )
         sidecar = keep([place], key, scanned) or Sidecar(
             index=scanned.facts.index(), manifest=scanned.manifest, blocks=scanned.blocks, carried=scanned.carried
         )

@@ -15,6 +15,7 @@ from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
+from streamsft.sources.opening import Layout
 from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 __all__ = ["RowGroupStore"]
@@ -66,6 +67,7 @@ class RowGroupStore:
         vocabulary: int | None = None,
         tier: Tier | None = None,
         options: ReadOptions | None = None,
+        verify: bool = False,
         advance: Callable[[int], None] | None = None,
     ) -> Self:
         """Open Parquet files where they lie.
@@ -79,7 +81,8 @@ class RowGroupStore:
             vocabulary: number of token ids there are; a store with a larger id is refused.
             tier: where to keep row groups on the local disk.
             options: how much is kept and fetched ahead in memory, and how long reads are tried.
-            advance: called with the bytes behind it while the rows are read for the first time.
+            verify: read all rows again, check them, and compare them with those of the first time.
+            advance: called with the bytes behind it while all rows are read.
 
         Raises:
             StoreError: there is no store, it cannot be read, or a row breaks a rule.
@@ -87,7 +90,7 @@ class RowGroupStore:
         objects = Objects(location, filesystem)
         options = options or ReadOptions()
         seen = None if tier is None else keeping(tier)
-        index = open_index(objects, extras, options.deadline, seen, advance)
+        index = open_index(objects, extras, options.deadline, seen, advance, verify=verify)
         largest = index.sidecar.manifest.largest_id
         if vocabulary is not None and largest >= vocabulary:
             raise StoreError(
@@ -171,6 +174,11 @@ class RowGroupStore:
     def groups(self) -> int:
         """Number of row groups."""
         return len(self._known.sidecar.blocks)
+
+    @property
+    def layout(self) -> Layout:
+        """How the rows lie in their files."""
+        return Layout(kind="parquet", sizes=tuple(file.size for file in self._known.files), blocks=self.groups)
 
     @property
     def group_bounds(self) -> Ints:

@@ -12,6 +12,7 @@ from typing import Literal, final
 
 from streamsft.errors import DataError, StoreError
 from streamsft.sources.manifest import MANIFEST_FILE
+from streamsft.sources.objects import is_address, shown
 from streamsft.sources.paths import FORMATS, Paths, RawFile, find_files
 
 __all__ = ["STATE_FILE", "Kind", "StoreFiles", "absolute", "data_files", "find_store_files", "name_of"]
@@ -59,6 +60,11 @@ def find_store_files(paths: Paths) -> StoreFiles:
     given = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     found: list[str] = []
     for path in given:
+        if is_address(path):
+            raise StoreError(
+                f"{shown(path)}: is an address, and only files of this machine can be read so; copy them here, or read "
+                "Parquet files where they lie with RowGroupStore (a source's `store` and `streamsft inspect` do)"
+            )
         path = os.path.expanduser(path)
         found += _below(path) if os.path.isdir(path) else [file.path for file in _located(path)]
     files = _located(found)
@@ -108,10 +114,10 @@ def _below(folder: str) -> list[str]:
     rows = [path for path in files if _format(path) in _KINDS]
     tables = [path for path in rows if _format(path) != "json"]
     if not rows:
-        seen = ", ".join(sorted(os.path.basename(path) for path in files)[:5]) or "nothing"
+        seen = ", ".join(sorted(os.path.basename(path) for path in files)[:5])
         raise StoreError(
-            f"{folder}: holds no file of rows ({_READABLE}), only {seen}; if it was a store, it was half written or "
-            "copied"
+            f"{folder}: holds no file of rows ({_READABLE}), {f'only {seen}' if seen else 'and no other'}; if it was a "
+            "store, it was half written or copied"
         )
     return tables or rows
 

@@ -176,3 +176,12 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StoreError, match="writing failed: No space left on device; nothing was left there"):
         ss.convert(source, tmp_path / "t", to="parquet", console=quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["s.parquet"]
+
+
+@pytest.mark.parametrize("target", ["s.arrow", "s.parquet", "folder"])
+def test_a_store_without_rows_is_not_written_to_files(target: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(StoreError, match="there is nothing to write, the source holds no row"):
+        ss.convert(empty, tmp_path / target, to="parquet" if target == "folder" else None, console=quiet())
+    assert [path for path in tmp_path.iterdir() if path.name != "cache"] == [empty]

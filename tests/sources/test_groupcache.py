@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from streamsft.errors import StoreError
+from streamsft.sources import groupcache
 from streamsft.sources.blockrows import DecodedBlock
 from streamsft.sources.groupcache import GroupCache
 from tests.forking import in_child
@@ -131,6 +132,25 @@ def test_what_is_still_to_be_read_stays_longest() -> None:
     cache.get([3])
     cache.get([0])
     assert sorted(fetches.done) == [0, 1, 2, 3]
+
+
+def test_what_is_waited_for_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groupcache, "_CORES", 2)
+    fetches = Fetches()
+    fetches.gate.clear()
+    cache = fetches.cache(ahead=4 * SIZE)
+    thread = threading.Thread(target=cache.get, args=([0, 1],))
+    thread.start()
+    for _ in range(2):
+        assert fetches.arrived.acquire(timeout=30)
+    cache.expect(0, [(0, 0), (1, 0), (5, 1)])
+    with cache._changed:
+        assert set(cache._flights) == {0, 1}
+        assert cache._next_ahead() is None
+    fetches.gate.set()
+    thread.join(30)
+    settle(cache)
+    assert sorted(fetches.done) == [0, 1, 5]
 
 
 def test_readers_share_the_depth_by_who_is_first_in_need() -> None:

@@ -252,3 +252,17 @@ def test_a_file_of_the_tier_with_other_rows_is_not_used(folder: Path, tmp_path: 
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"io.{next(iter(options))}"):
         ReadOptions(**options)
+
+
+def test_verifying_reads_all_rows_again(folder: Path) -> None:
+    store = RowGroupStore.open(folder)
+    place = store._known.sidecar.kept
+    assert place is not None
+    behind: list[int] = []
+    assert RowGroupStore.open(folder, verify=True, advance=behind.append).fingerprint == store.fingerprint
+    assert behind
+    other = "0" * 32
+    place.write_bytes(place.read_bytes().replace(store.fingerprint.encode(), other.encode()))
+    assert RowGroupStore.open(folder).fingerprint == other
+    with pytest.raises(StoreError, match=rf"fingerprint {store.fingerprint}.* are not those of the first use"):
+        RowGroupStore.open(folder, verify=True)

@@ -117,7 +117,7 @@ def test_what_is_not_there_is_named_with_the_nearest_that_is(tmp_path: Path) -> 
 
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"holds no file of rows .* only nothing"):
+    with pytest.raises(StoreError, match=r"holds no file of rows .* and no other"):
         TokenStore.open(tmp_path)
     (tmp_path / "state.json").write_text("[]")
     with pytest.raises(StoreError, match=r"state\.json: cannot be read"):

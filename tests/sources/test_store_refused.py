@@ -230,7 +230,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: write_parquet(ROWS, p / "rows.parquet").with_name("row.parquet"),
         "no such file; .* which holds rows.parquet",
     ),
-    "an empty directory": (lambda p: p, "holds no file of rows .* only nothing; if it was a store"),
+    "an empty directory": (lambda p: p, "holds no file of rows .* and no other; if it was a store"),
     "a directory of other things": (lambda p: _text(p / "README.md", "x").parent, "only README.md"),
     "an empty pattern": (lambda p: p / "*.parquet", "no such file"),
     "files of two kinds": (
