@@ -107,6 +107,6 @@ def test_without_a_tokenizer_the_ids_are_shown(tmp_path: Path) -> None:
 def test_the_page_says_where_it_cannot_be_written(tmp_path: Path) -> None:
     from streamsft.errors import RunError
 
-    with pytest.raises(RunError, match="cannot be written: there is no folder .*; choose another place"):
+    with pytest.raises(RunError, match=r"cannot be written: there is no folder .*; choose another place"):
         preview(small_config(tmp_path), packs=1, draws=5, html=tmp_path / "no" / "p.html",
                 console=Console(file=io.StringIO()))  # fmt: skip
