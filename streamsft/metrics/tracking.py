@@ -83,9 +83,13 @@ class TrackedRun:
     def due(self, step: int, time: float, metrics: Mapping[str, float]) -> Iterator[Given]:
         """What is to be given to the tracker now, a record of step `step` being there: what it lacks before, then this
         one; nothing that it holds. Each is noted as given when it comes."""
-        for one in [*self._lacking(step), Given(step, time, dict(metrics))]:
-            if self.claim(one.step):
-                yield one
+        yield from self.owed(step)
+        if self.claim(step):
+            yield Given(step, time, dict(metrics))
+
+    def owed(self, before: int) -> Iterator[Given]:
+        """What the tracker lacks of the steps before `before`; each is noted as given when it comes."""
+        yield from (one for one in self._lacking(before) if self.claim(one.step))
 
     def _lacking(self, step: int) -> Iterator[Given]:
         """The records of metrics.jsonl before `step` that the tracker was given and does not hold, in their order.

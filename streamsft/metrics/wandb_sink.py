@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from streamsft.metrics.tracking import DEFAULT_PROJECT, TrackedRun, need
+from streamsft.metrics.tracking import DEFAULT_PROJECT, Given, TrackedRun, need
 from streamsft.metrics.wandb_files import last_step
 
 if TYPE_CHECKING:
@@ -45,12 +45,19 @@ class WandbSink:
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
-        for one in tracked.due(step, time, metrics):
-            # committed, or W&B keeps it until there is another step
+        self._give(run, tracked.due(step, time, metrics))
+
+    def _give(self, run: Run, records: Iterable[Given]) -> None:
+        for one in records:  # committed, or W&B keeps it until there is another step
             run.log({**one.metrics, "_timestamp": one.time}, step=one.step, commit=True)
 
     def rewind(self, step: int) -> None:
-        """What the run holds stays."""
+        """What the run holds stays; what its files lack up to `step` is given now, as no more records may come."""
+        note = self._note()
+        in_files = None if note.id is None else self._in_files(note.id)
+        if in_files is not None and in_files < min(step, note.step):
+            run, tracked = self._begun()
+            self._give(run, tracked.owed(step + 1))
 
     def close(self) -> None:
         if self._run is not None:
@@ -61,7 +68,7 @@ class WandbSink:
         if self._run is None or self._tracked is None:
             import wandb
 
-            tracked = TrackedRun(self._run_dir / "trackers" / "wandb.json")
+            tracked = self._note()
             tracked.id = tracked.id or uuid.uuid4().hex[:12]
             in_files = self._in_files(tracked.id)
             self._run_dir.mkdir(parents=True, exist_ok=True)
@@ -79,6 +86,9 @@ class WandbSink:
             tracked.found(in_files if self._run.offline else at_server)
             self._tracked = tracked
         return self._run, self._tracked
+
+    def _note(self) -> TrackedRun:
+        return TrackedRun(self._run_dir / "trackers" / "wandb.json")
 
     def _in_files(self, run: str) -> int | None:
         """The last step in W&B's files of earlier legs; None where they are not here any more."""

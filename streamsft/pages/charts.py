@@ -148,8 +148,14 @@ def _added(parts: Iterable[Series]) -> Series:
 
 
 def line_trace(name: str, colour: int, x: Sequence[Any], y: Sequence[Any], **rest: Any) -> dict[str, Any]:
-    """A Plotly trace that is a line."""
-    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "meta": {"colour": colour}, **rest}
+    """A Plotly trace that is a line, with points where there is a value with none beside it, which no line shows."""
+    there = [value is not None for value in y]
+    alone = any(
+        here and not before and not after
+        for before, here, after in zip([False, *there], there, [*there[1:], False], strict=False)
+    )
+    mode = "lines+markers" if alone else "lines"
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, "meta": {"colour": colour}, **rest}
 
 
 def _stack(run: Run, palette: Palette, metric: str, scale: float = 1) -> list[dict[str, Any]]:

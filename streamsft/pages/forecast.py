@@ -90,9 +90,8 @@ def _charts(forecast: Mapping[str, Any], unit: str) -> Iterator[dict[str, Any]]:
         mix,
         {"yaxis": {"title": {"text": f"% of {unit}"}, "range": [0, 100]}},
     )
-    yield _chart(
-        "asked", "Shares asked for", f"What the weights ask for, in {unit}.", asked, {"yaxis": {"title": {"text": "%"}}}
-    )
+    share_axis = {"yaxis": {"title": {"text": f"% of {unit}"}, "rangemode": "tozero"}}
+    yield _chart("asked", "Shares asked for", f"What the weights ask for, in {unit}.", asked, share_axis)
     counted = [name for name in shown if sources[name]["rows"]]
     passes = [
         _trace(name, shown.index(name), steps, [value / sources[name]["rows"] for value in course["samples"][name]])
@@ -122,7 +121,7 @@ def _per_step(steps: Sequence[int], totals: Sequence[float]) -> list[float]:
 def _trace(name: str, colour: int, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if len(steps) > 1 else "lines+markers",
         "name": name,
         "x": list(steps),
         "y": [float(f"{value:.6g}") for value in values],

@@ -212,7 +212,8 @@ def _events(run: Run) -> str:
             yield _event(f"{mark['step']:,}", mark["kind"], mark["text"])
 
     every = -(-run.count // len(run.steps))
-    note = f"<p>{run.name}: {run.count:,} records up to {_moment(run.times[-1])}"
+    records = "1 record" if run.count == 1 else f"{run.count:,} records"
+    note = f"<p>{escaped(run.name)}: {records} up to {_moment(run.times[-1])}"
     note += f", of which one in {every} is drawn.</p>" if every > 1 else ".</p>"
     table = _table(["behind step", "what", "how"], rows(), f"Resumes and edits of {run.name}")
     return f'<div class="words">{note}{table}</div>'

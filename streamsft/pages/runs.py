@@ -180,7 +180,7 @@ def _lines(path: Path, fields: Mapping[str, Any], cut: list[str], *, optional: b
             return
         raise RunError(f"{path}: there is no such file; give the train.run_dir of a run") from error
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+        raise RunError(f"{path} cannot be read: {cause(error)}; give the train.run_dir of a run") from error
     *whole, rest = text.split("\n")
     if rest:
         cut.append(

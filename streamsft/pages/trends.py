@@ -59,8 +59,7 @@ def _whole(
             called = ", ".join(part for part in (run.name if len(runs) > 1 else "", label) if part) or title
             colour = number if len(runs) > 1 else place
             dash = DASHES[(place + number) % len(DASHES)] if len(runs) > 1 else DASHES[place % len(DASHES)]
-            mode = "lines" if len(steps) > 1 else "markers"
             line = {"dash": dash, "width": 2}
-            traces.append({**line_trace(called, colour, steps, values, line=line), "mode": mode})
+            traces.append(line_trace(called, colour, steps, values, line=line))
     layout = {"yaxis": {"title": {"text": unit}, **(axis or {})}}
     return Chart(id=name, title=title, note=note, traces=traces, layout=layout)

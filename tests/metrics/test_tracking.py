@@ -267,6 +267,29 @@ def test_of_a_step_that_mlflow_holds_in_part_the_rest_is_given(tmp_path: Path, m
     assert mlflow_holds(run_dir) == {step: numbers(step) for step in (1, 2, 3)}
 
 
+def test_a_run_that_has_no_step_left_gives_wandb_what_it_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run_dir = tmp_path / "run"
+    for end in (2, 5):  # of the second leg, which is the last, nothing was written
+        jsonl, sink = JsonlSink(run_dir / "metrics.jsonl"), WandbSink(run_dir)
+        for step in range(1 if end == 2 else 3, end + 1):
+            jsonl.write(step, 1.8e9, numbers(step))
+            sink.write(step, 1.8e9, numbers(step))
+        jsonl.close()
+        sink.close()
+        wandb_holds(run_dir)
+        if end == 2:
+            _copy(tmp_path, tmp_path / "kept", ("wandb",))
+    _copy(tmp_path / "kept", tmp_path, ("wandb",))
+    assert sorted(wandb_holds(run_dir)) == [1, 2]
+    for _ in range(2):  # and the second time it lacks nothing, and is not begun
+        sink = WandbSink(run_dir)
+        sink.rewind(5)
+        sink.close()
+        assert wandb_holds(run_dir) == {step: numbers(step) for step in range(1, 6)}
+    assert len(list(run_dir.glob("wandb/offline-run-*"))) == 2
+
+
 class Server:
     """A W&B run at a server that holds steps 1 to 3."""
 

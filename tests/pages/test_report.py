@@ -16,7 +16,7 @@ from streamsft.cli import app
 from streamsft.commands.report import report
 from streamsft.commands.train import train
 from streamsft.errors import ConfigError, RunError
-from streamsft.pages.charts import Palette, source_charts
+from streamsft.pages.charts import Palette, line_trace, source_charts
 from streamsft.pages.report import report_page
 from streamsft.pages.runs import Run, read_run
 from streamsft.pages.trends import whole_charts
@@ -227,6 +227,11 @@ def test_many_sources_and_long_runs_stay_readable(tmp_path: Path) -> None:
     assert "of which one in 3 is drawn" in text
 
 
+def test_the_name_of_a_run_is_text_and_not_html(tmp_path: Path) -> None:
+    (tmp_path / "a<b>").mkdir()
+    assert "a<b>" not in report_page([lone(tmp_path / "a<b>", sources=1, count=2)])
+
+
 def test_every_figure_is_one_that_plotly_knows(run: Path) -> None:
     import plotly.graph_objects as go
 
@@ -241,3 +246,16 @@ def test_the_page_names_no_host(run: Path) -> None:
     ours = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"https?://", ours)
     assert '<link rel="stylesheet"' not in text
+
+
+def test_a_value_that_no_line_leads_to_is_drawn_as_a_point(tmp_path: Path, browser: Browser) -> None:
+    run = lone(tmp_path, sources=2, count=1)
+    (trace, _) = source_charts(run, Palette([run]), 0, "")[0].traces
+    assert trace["mode"] == "lines+markers"
+    for values, mode in (([1, 2], "lines"), ([None, 1, None, 2, 3], "lines+markers"), ([1, 2, None, 3, 4], "lines"),
+                         ([None, None, 5], "lines+markers")):  # fmt: skip
+        assert line_trace("a", 0, list(range(len(values))), values)["mode"] == mode
+    (tmp_path / "x.html").write_text(report_page([run]))
+    with open_page(browser, tmp_path / "x.html") as tab:
+        assert tab.locator("#tokens-0 .points path").count() == 2
+        assert "1 record up to" in tab.locator(".words").inner_text()
