@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets  # noqa: F401 - the Trainer imports it, and so forks have it
 import pytorch_lightning as pl
 import torch
 from accelerate import Accelerator

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers.models.llama.modeling_llama  # noqa: F401 - so that forks have it
+import torch
 from frameworks import FRAMEWORKS, Leg, run
 from measuring import arguments, report
 
@@ -140,12 +140,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ranks", type=int, nargs="+", help="by default 1 and 2; with --quick 1")
     options = parser.parse_args()
-    steps = 9 if options.quick else options.steps
+    steps = 6 if options.quick else options.steps
+    torch.set_num_threads(1)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = tokens(folder, options.data, 200 if options.quick else 2000)
         vocabulary = int(np.concatenate(store.read(np.arange(len(store)))[0]).max()) + 1
+        Leg(folder, folder, vocabulary, steps).model()  # so that forks have what it imports
         audits = []
         for ranks in options.ranks or ([1] if options.quick else [1, 2]):
             base = Leg(folder, Path(str(store.path)), vocabulary, steps, ranks)

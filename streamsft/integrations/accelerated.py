@@ -101,8 +101,11 @@ class AcceleratedStream:
             model: prepared or not, called with `Batch.model_inputs()`.
             batch: the micro-batch at hand.
         """
-        scale = self._steps.parts * self._steps.loader.topology.dp.count / max(1, self._steps.total_tokens(batch))
-        return token_loss_sum(model, batch) * scale
+        return token_loss_sum(model, batch) * self.scale(batch)
+
+    def scale(self, batch: Batch) -> float:
+        """What the sum of the token losses of a micro-batch is multiplied by; see `loss`."""
+        return self._steps.scale(batch)
 
     def record(self) -> dict[str, float]:
         """The metrics of what was trained on, for ``accelerator.log``; {} without any. Collective."""

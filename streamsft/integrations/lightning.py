@@ -128,9 +128,11 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
             model: called with `Batch.model_inputs()`.
             batch: the micro-batch at hand.
         """
-        steps = self.steps
-        scale = steps.parts * steps.loader.topology.dp.count / max(1, steps.total_tokens(batch))
-        return token_loss_sum(model, batch) * scale
+        return token_loss_sum(model, batch) * self.scale(batch)
+
+    def scale(self, batch: Batch) -> float:
+        """What the sum of the token losses of a micro-batch is multiplied by; see `loss`."""
+        return self.steps.scale(batch)
 
     def record(self) -> dict[str, float]:
         """The metrics of what was trained on, for ``self.logger.log_metrics``; {} without any. Collective."""

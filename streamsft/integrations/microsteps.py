@@ -140,6 +140,10 @@ class MicroSteps:
         """Supervised tokens of the step of `batch` over all its micro-batches and all ranks."""
         return self._tokens[batch.step]
 
+    def scale(self, batch: Batch) -> float:
+        """What makes a sum of token losses the step's mean, where frameworks divide by micro-batches and by ranks."""
+        return self.parts * self.loader.topology.dp.count / max(1, self.total_tokens(batch))
+
     def record(self) -> dict[str, float]:
         """The metrics of the steps that are finished; {} without an aggregator. Collective."""
         if self.metrics is None:
