@@ -61,12 +61,12 @@ class AcceleratedStream:
         metrics: Aggregator | bool = True,
         replicas: int = 1,
     ) -> None:
-        check_ranks(loader, accelerator.process_index, accelerator.num_processes, replicas)
         self._accelerator = accelerator
         self._comm = current()
         self._steps = MicroSteps(
             loader, micro_batch_size, metrics=made_aggregator(loader, metrics, self._comm), comm=self._comm
         )
+        check_ranks(loader, accelerator.process_index, accelerator.num_processes, replicas)
         accelerator.gradient_accumulation_steps = derived_accumulation(
             "gradient_accumulation_steps", accelerator.gradient_accumulation_steps, self._steps
         )

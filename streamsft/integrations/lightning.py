@@ -69,6 +69,11 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
         check_ranks(loader, dp.index, dp.count)
         if trainer.max_steps < 1:
             raise ConfigError("Trainer: max_steps is not set, and a stream has no end; give max_steps=…")
+        if isinstance(trainer.limit_train_batches, int):
+            raise ConfigError(
+                f"Trainer: limit_train_batches is {trainer.limit_train_batches}, but a stream has no epochs, and "
+                "Lightning goes on behind the end of one with part of a step; leave it out, and validate by val_check_interval"
+            )
         aggregator: Aggregator | None = made_aggregator(loader, self._with_metrics, comm)
         self._steps = MicroSteps(loader, self._micro_batch_size, metrics=aggregator, comm=comm)
         trainer.accumulate_grad_batches = derived_accumulation(
@@ -107,7 +112,7 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
         """
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         begun = progress.current.processed % self.steps.parts
-        for count in (progress.current, progress.total):
+        for count in (progress.current, progress.total) if begun else ():
             count.ready = count.started = count.completed = count.processed = count.processed - begun
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -202,7 +202,13 @@ class MicroSteps:
 
 
 def made_aggregator(loader: Loader, metrics: Aggregator | bool, comm: Comm) -> Aggregator | None:
-    """The aggregator asked for: one's own, the built-in metrics with those of `loader`, or none."""
+    """The aggregator asked for: one's own, the built-in metrics with those of `loader`, or none.
+
+    Raises:
+        ConfigError: `loader` is no loader.
+    """
+    if not isinstance(loader, Loader):
+        raise ConfigError(f"loader: {type(loader).__name__} is no Loader; give streamsft.Loader(packer, …)")
     if isinstance(metrics, Aggregator):
         return metrics
     return Aggregator(loader.sources, loader.metrics, comm=comm) if metrics else None

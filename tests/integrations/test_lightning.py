@@ -73,6 +73,8 @@ def test_a_checkpoint_without_the_stream_is_refused(tmp_path: Path) -> None:
 def test_what_contradicts_the_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="accumulate_grad_batches is 3, but the 4 packs"):
         fit(tmp_path, accumulate_grad_batches=3)
+    with pytest.raises(ConfigError, match="limit_train_batches is 4, but a stream has no epochs"):
+        fit(tmp_path, limit_train_batches=4)
     with pytest.raises(ConfigError, match="max_steps is not set"):
         fit(tmp_path, -1)
     with pytest.raises(StateError, match=r"no stream before Trainer\.fit"):

@@ -172,3 +172,5 @@ def test_an_aggregator_is_made_if_none_is_given() -> None:
     own = Aggregator(loader.sources)
     assert made_aggregator(loader, own, ThreadComm.run(1, lambda comm: comm)[0]) is own
     assert made_aggregator(loader, False, ThreadComm.run(1, lambda comm: comm)[0]) is None
+    with pytest.raises(ConfigError, match="list is no Loader"):
+        made_aggregator([], True, ThreadComm.run(1, lambda comm: comm)[0])  # type: ignore[arg-type]
