@@ -72,7 +72,8 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
         if isinstance(trainer.limit_train_batches, int):
             raise ConfigError(
                 f"Trainer: limit_train_batches is {trainer.limit_train_batches}, but a stream has no epochs, and "
-                "Lightning goes on behind the end of one with part of a step; leave it out, and validate by val_check_interval"
+                "Lightning goes on behind the end of one with part of a step; leave it out, and validate by "
+                "val_check_interval"
             )
         aggregator: Aggregator | None = made_aggregator(loader, self._with_metrics, comm)
         self._steps = MicroSteps(loader, self._micro_batch_size, metrics=aggregator, comm=comm)
