@@ -56,6 +56,10 @@ if TYPE_CHECKING:
         StreamsftError as StreamsftError,
         TokenizerError as TokenizerError,
     )
+    from streamsft.integrations.accelerated import AcceleratedStream as AcceleratedStream
+    from streamsft.integrations.inputs import packed_inputs as packed_inputs
+    from streamsft.integrations.lightning import StreamDataModule as StreamDataModule
+    from streamsft.integrations.trainer import StreamTrainer as StreamTrainer, StreamTrainerMixin as StreamTrainerMixin
     from streamsft.metrics.aggregator import Aggregator as Aggregator
     from streamsft.metrics.console import ConsoleSink as ConsoleSink
     from streamsft.metrics.histograms import Buckets as Buckets, Histogram as Histogram
@@ -159,6 +163,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StreamsftError",
         "TokenizerError",
     ),
+    "streamsft.integrations.accelerated": ("AcceleratedStream",),
+    "streamsft.integrations.inputs": ("packed_inputs",),
+    "streamsft.integrations.lightning": ("StreamDataModule",),
+    "streamsft.integrations.trainer": ("StreamTrainer", "StreamTrainerMixin"),
     "streamsft.metrics.aggregator": ("Aggregator",),
     "streamsft.metrics.console": ("ConsoleSink",),
     "streamsft.metrics.histograms": ("Buckets", "Histogram"),

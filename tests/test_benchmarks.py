@@ -33,7 +33,12 @@ def test_every_script_with_figures_is_described() -> None:
     assert scripts == PROMISED.keys()
 
 
-SHOWN_ELSEWHERE = {"survival", "recount", "foresight"}  # processes that take long, for what other tests show too
+SHOWN_ELSEWHERE = {
+    "survival",
+    "recount",
+    "foresight",
+    "loops",
+}  # take long, and other tests show it too
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED.keys() - SHOWN_ELSEWHERE))

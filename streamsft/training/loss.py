@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
+from torch.nn.parallel import DistributedDataParallel
 
 from streamsft.stream.collate import IGNORE_INDEX, Batch
 
@@ -25,7 +26,7 @@ def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     The model's output layer is run over supervised positions only: with a vocabulary of 129,000 the logits
     of a full pack would be most of the memory. What the model does to its logits afterwards (scaling, soft
     caps) still applies. Models without an output layer of their own give all logits, of which the
-    supervised ones are taken.
+    supervised ones are taken. A model that is wrapped for data parallelism is called as it is.
     """
     logits, targets = _supervised(model, batch)
     return F.cross_entropy(logits, targets, reduction="sum")
@@ -44,8 +45,9 @@ def _supervised(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, tor
     """Return the logits [n, vocabulary], at least float32, and the targets int64[n] of the supervised tokens."""
     targets = batch.shifted_labels()
     supervised = targets != IGNORE_INDEX
-    inputs = _model_inputs(model, batch)
-    head = _output_layer(model)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inputs = _model_inputs(inner, batch)
+    head = _output_layer(inner)
     if head is None:
         logits = _logits(model(**inputs))[supervised]
     else:
