@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         TensorBoardSink as TensorBoardSink,
     )
     from streamsft.metrics.stats import (
+        SampleColumns as SampleColumns,
         SampleStats as SampleStats,
         SourceInfo as SourceInfo,
     )
@@ -175,7 +176,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.metrics.reducers": ("Counts", "Max", "Mean", "Min", "Reducer", "Std", "Sum"),
     "streamsft.metrics.mlflow_sink": ("MlflowSink",),
     "streamsft.metrics.sinks": ("GuardedSink", "HistogramSink", "JsonlSink", "Sink", "TensorBoardSink"),
-    "streamsft.metrics.stats": ("SampleStats", "SourceInfo"),
+    "streamsft.metrics.stats": ("SampleColumns", "SampleStats", "SourceInfo"),
     "streamsft.metrics.trackio_sink": ("TrackioSink",),
     "streamsft.metrics.wandb_sink": ("WandbSink",),
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),

@@ -21,7 +21,7 @@ from streamsft.metrics.stats import SampleStats, SourceInfo, by_name
 __all__ = ["Aggregator"]
 
 _VERSION = 1
-_BATCHES, _SLOTS = 64, 2**22
+_BATCHES, _SLOTS = 128, 2**22
 """Batches, and the slots in them, that are taken in together; what they hold stays in memory until then."""
 
 
@@ -136,14 +136,14 @@ class Aggregator:
         stats = SampleStats.join(self._waiting)
         self._forget_waiting()
         self._check(stats)
-        source = self._rows[stats.source]
-        parts = self._pending.parts
+        columns, parts = stats.columns, self._pending.parts
+        source = self._rows[columns.source]
         if self._schema.builtin:
-            built_in.Tallies().update(parts[0][0], source, stats)
-            built_in.LENGTHS.update(*parts[1], source, stats.tokens.astype(np.float64))
+            built_in.Tallies().update(parts[0][0], source, columns)
+            built_in.LENGTHS.update(*parts[1], source, columns.tokens.astype(np.float64))
             parts[2][0][0] += (stats.packs, stats.slots)
-            built_in.SHARES.update(*parts[3], source, stats.supervised / np.maximum(stats.tokens, 1))
-            built_in.TURNS.update(*parts[4], source, stats.turns.astype(np.float64))
+            built_in.SHARES.update(*parts[3], source, columns.supervised / np.maximum(columns.tokens, 1))
+            built_in.TURNS.update(*parts[4], source, columns.turns.astype(np.float64))
             for number, reason, count in stats.refused:
                 entry = self._schema.io.get(reason) or self._schema.reasons.get(
                     reason, self._schema.reasons[built_in.OTHER]
@@ -245,8 +245,8 @@ class Aggregator:
     def _check(self, stats: SampleStats) -> None:
         self._check_values(stats)
         numbers = [number for number, _, _ in stats.refused]
-        if len(stats.source):
-            numbers.append(int(stats.source.view(np.uint32).max()))  # a negative one is a large one then
+        if len(stats):
+            numbers.append(int(stats.columns.source.view(np.uint32).max()))  # a negative one is a large one then
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._names):
             raise MetricError(f"a batch has source index {max(numbers)}, but there are {len(self._names)} sources")
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from streamsft.metrics.histograms import Histogram
 from streamsft.metrics.quantiles import Quantiles
-from streamsft.metrics.stats import SampleStats, SourceInfo
+from streamsft.metrics.stats import SampleColumns, SourceInfo
 from streamsft.types import Floats, Ints
 
 __all__ = [
@@ -94,21 +94,21 @@ class Tallies:
     def zero(self, groups: int) -> tuple[Ints, Floats]:
         return np.zeros((groups, self.ints), np.int64), np.zeros((groups, 0))
 
-    def update(self, ints: Ints, source: Ints, stats: SampleStats) -> None:
-        """Take in a batch; `ints` is int64[sources, 9], `source` is `stats.source` as int64."""
+    def update(self, ints: Ints, source: Ints, columns: SampleColumns) -> None:
+        """Take in documents; `ints` is int64[sources, 9], `source` is the row of each one's source, int64[n]."""
         groups = len(ints)
         documents = np.bincount(source, minlength=groups)
         ints[:, _DOCUMENTS] += documents
-        ints[:, _SAMPLES] += documents - np.bincount(source[~stats.first], minlength=groups)
+        ints[:, _SAMPLES] += documents - np.bincount(source[~columns.first], minlength=groups)
         # Sums of float64 are exact below 2**53, far more than the tokens of a batch.
-        for column, values in ((_TOKENS, stats.tokens), (_SUPERVISED, stats.supervised), (_TURNS, stats.turns)):
+        for column, values in ((_TOKENS, columns.tokens), (_SUPERVISED, columns.supervised), (_TURNS, columns.turns)):
             ints[:, column] += np.bincount(source, values, groups).astype(np.int64)
-        cut = stats.cut.nonzero()[0]
+        cut = columns.cut.nonzero()[0]
         if len(cut):
             ints[:, _TRUNCATED] += np.bincount(source[cut], minlength=groups)
-            ints[:, _CUT] += np.bincount(source[cut], stats.cut[cut], groups).astype(np.int64)
-        np.maximum.at(ints[:, _PASS], source, stats.pass_index)
-        np.maximum.at(ints[:, _LONGEST], source, stats.tokens)
+            ints[:, _CUT] += np.bincount(source[cut], columns.cut[cut], groups).astype(np.int64)
+        np.maximum.at(ints[:, _PASS], source, columns.pass_index)
+        np.maximum.at(ints[:, _LONGEST], source, columns.tokens)
 
     def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
         ints[:, :_PASS] += other_ints[:, :_PASS]

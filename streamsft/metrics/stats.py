@@ -4,73 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from streamsft.errors import StateError
 from streamsft.types import Bools, Floats, Int32s, Ints
 
-__all__ = ["SampleStats", "SourceInfo", "by_name", "stretches"]
+__all__ = ["SampleColumns", "SampleStats", "SourceInfo", "by_name", "stretches"]
+
+
+class SampleColumns(NamedTuple):
+    """Numbers about n documents, one array entry for each."""
+
+    source: Int32s
+    """Number of the source in `Loader.sources`, the order that the aggregator is given them in, int32[n]."""
+    tokens: Ints
+    """Tokens of the document in the batch, after truncation or splitting, int64[n]."""
+    supervised: Ints
+    """How many of these carry a label, int64[n]."""
+    turns: Ints
+    """Stretches of labelled tokens, int64[n]."""
+    cut: Ints
+    """Tokens that truncation removed, int64[n]."""
+    first: Bools
+    """False for the second and later fragments of a split row, bool[n]."""
+    pass_index: Ints
+    """How often the source had been gone through before, int64[n]."""
 
 
 @final
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class SampleStats:
-    """Numbers about the n documents of a batch, one array entry per document, in batch order.
+    """Numbers about the documents of a batch, in batch order.
 
-    Arrays rather than objects, so that a worker process ships a batch's statistics for a few bytes a document.
+    Arrays rather than objects, so that those of many batches are counted at once; and cut out of what is known of more
+    documents only when they are asked for, as a batch's statistics are made between the moments that training waits.
 
-    Attributes:
-        source: number of the source in `Loader.sources`, the order that the aggregator is given them in, int32[n].
-        tokens: tokens of the document in the batch, after truncation or splitting, int64[n].
-        supervised: how many of these carry a label, int64[n].
-        turns: stretches of labelled tokens, int64[n].
-        cut: tokens that truncation removed, int64[n].
-        first: False for the second and later fragments of a split row, bool[n].
-        pass_index: how often the source had been gone through before, int64[n].
+    Args:
+        known: numbers about documents, those of the batch among them.
+        chosen: where they are; by default, all. Both ends are given.
         packs: packs in the batch.
         slots: token slots in the batch, padding included.
-        values: per user metric what its value function gave, float64[n] each.
+        values: per user metric what its value function gave for each document of the batch, float64[n] each.
         refused: rows of streaming sources that gave no document, (source, reason, count) each; also what was read of
             the sources that count it (`SourceInfo.io`), in the same form.
     """
 
-    source: Int32s
-    tokens: Ints
-    supervised: Ints
-    turns: Ints
-    cut: Ints
-    first: Bools
-    pass_index: Ints
-    packs: int
-    slots: int
-    values: dict[str, Floats] = field(default_factory=dict)
-    refused: Sequence[tuple[int, str, int]] = ()
+    __slots__ = ("_chosen", "_known", "packs", "refused", "slots", "values")
+
+    def __init__(
+        self,
+        known: SampleColumns,
+        chosen: slice | None = None,
+        *,
+        packs: int,
+        slots: int,
+        values: Mapping[str, Floats] | None = None,
+        refused: Sequence[tuple[int, str, int]] = (),
+    ) -> None:
+        self._known = known
+        self._chosen = slice(0, len(known.source)) if chosen is None else chosen
+        self.packs = packs
+        self.slots = slots
+        self.values = values or {}
+        self.refused = refused
 
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self.source)
+        return int(self._chosen.stop - self._chosen.start)
 
     def __repr__(self) -> str:
         return f"SampleStats({len(self):,} documents in {self.packs:,} packs of {self.slots:,} slots in all)"
 
+    @property
+    def columns(self) -> SampleColumns:
+        """The numbers about each document of the batch."""
+        return _cut(self._known, self._chosen)
+
     @staticmethod
     def join(parts: Sequence[SampleStats]) -> SampleStats:
         """The statistics of several batches as one, in the order given; at least one batch."""
+        pieces: list[tuple[SampleColumns, slice]] = []
+        for part in parts:
+            known, chosen = part._known, part._chosen
+            if pieces and pieces[-1][0] is known and pieces[-1][1].stop == chosen.start:
+                chosen = slice(pieces.pop()[1].start, chosen.stop)
+            pieces.append((known, chosen))
+        columns = [_cut(known, chosen) for known, chosen in pieces]
         return SampleStats(
-            source=np.concatenate([p.source for p in parts]),
-            tokens=np.concatenate([p.tokens for p in parts]),
-            supervised=np.concatenate([p.supervised for p in parts]),
-            turns=np.concatenate([p.turns for p in parts]),
-            cut=np.concatenate([p.cut for p in parts]),
-            first=np.concatenate([p.first for p in parts]),
-            pass_index=np.concatenate([p.pass_index for p in parts]),
+            SampleColumns._make(map(np.concatenate, zip(*columns, strict=True))),
             packs=sum(p.packs for p in parts),
             slots=sum(p.slots for p in parts),
             values={name: np.concatenate([p.values[name] for p in parts]) for name in parts[0].values},
             refused=[one for p in parts for one in p.refused],
         )
+
+
+def _cut(known: SampleColumns, chosen: slice) -> SampleColumns:
+    return SampleColumns._make(column[chosen] for column in known)
 
 
 @final

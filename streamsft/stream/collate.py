@@ -75,7 +75,7 @@ class Batch:
             packs[pack].append((self.sources[source], row, pass_index))
         return packs
 
-    @cached_property
+    @property
     def stats(self) -> SampleStats:
         """Numbers about the batch's documents, for metrics."""
         return self.documents.stats(self.input_ids.numel())

@@ -196,13 +196,12 @@ class Loader:
             yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
         elif self.background:
             self._ahead = queue.Queue(self.prefetch)
-            yield from in_background(lambda: self._collated(steps.batches(Shard()), ahead=True), self._ahead)
+            yield from in_background(lambda: self._collated(steps.batches(Shard())), self._ahead)
         else:
             yield from self._collated(steps.batches(Shard()))
 
-    def _collated(self, raws: Iterator[RawBatch], *, ahead: bool = False) -> Iterator[Batch]:
-        """Batches, numbered by optimizer steps; those that are skipped are not among them. What is made `ahead` has
-        its statistics made, too."""
+    def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
+        """Batches, numbered by optimizer steps; those that are skipped are not among them."""
         step, skipped = self._step, dict[int, LaneState]()
         for raw in raws:
             if not raw.documents.packs:
@@ -212,7 +211,6 @@ class Loader:
             batch = collate(raw, self._mixes.names, self.pad_id, step, self.packer.packing.align)
             if skipped:
                 batch, skipped = batch.behind(skipped), {}
-            _ = batch.stats if ahead else None
             del raw
             yield batch
             del batch

@@ -53,7 +53,7 @@ class RawBatch:
         documents = BatchDocuments(
             packs=0,
             known=KnownDocuments(DocumentTable(*(nothing for _ in DocumentTable._fields))),
-            chosen=slice(0),
+            chosen=slice(0, 0),
             before=0,
             values={},
             carried={},
@@ -124,7 +124,7 @@ class RawBatch:
         documents = BatchDocuments(
             packs=shape[0],
             known=KnownDocuments(table),
-            chosen=slice(None),
+            chosen=slice(0, entries),
             before=0,
             values=values,
             carried=carried,

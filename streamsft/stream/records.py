@@ -9,10 +9,10 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from streamsft.metrics.stats import SampleStats
+from streamsft.metrics.stats import SampleColumns, SampleStats
 from streamsft.stream.carrying import Carried, part_of
 from streamsft.stream.lanestate import LaneState
-from streamsft.types import Bools, Floats, Int32s, Ints
+from streamsft.types import Floats, Ints
 
 __all__ = ["BatchDocuments", "DocumentTable", "KnownDocuments", "Places", "StepEnd"]
 
@@ -84,14 +84,18 @@ class KnownDocuments:
         self.table = table
 
     @cached_property
-    def source(self) -> Int32s:
-        """Number of the source, int32[documents]."""
-        return self.table.source.astype(np.int32)
-
-    @cached_property
-    def first(self) -> Bools:
-        """False in the further fragments of a split row, bool[documents]."""
-        return self.table.first.astype(np.bool_)
+    def columns(self) -> SampleColumns:
+        """What the metrics need to know of each."""
+        table = self.table
+        return SampleColumns(
+            source=table.source.astype(np.int32),
+            tokens=table.length,
+            supervised=table.supervised,
+            turns=table.turns,
+            cut=table.cut,
+            first=table.first.astype(np.bool_),
+            pass_index=table.pass_index,
+        )
 
 
 @final
@@ -102,7 +106,7 @@ class BatchDocuments:
     Attributes:
         packs: number of packs.
         known: the documents that they are among.
-        chosen: where they do.
+        chosen: where they are; both ends are given.
         before: number of the first pack in that table.
         values: per user metric a number per document, float64[documents].
         carried: what travels with the documents beside their tokens.
@@ -138,17 +142,11 @@ class BatchDocuments:
 
     def stats(self, slots: int) -> SampleStats:
         """What the metrics need to know of these documents, which have `slots` token slots."""
-        table, mine = self.known.table, self.chosen
         return SampleStats(
-            source=self.known.source[mine],
-            tokens=table.length[mine],
-            supervised=table.supervised[mine],
-            turns=table.turns[mine],
-            cut=table.cut[mine],
-            first=self.known.first[mine],
-            pass_index=table.pass_index[mine],
+            self.known.columns,
+            self.chosen,
             packs=self.packs,
             slots=slots,
-            values=dict(self.values),
+            values=self.values,
             refused=self.end.refused,
         )

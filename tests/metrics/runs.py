@@ -12,7 +12,7 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.reducers import Counts, Max, Mean, Std, Sum
-from streamsft.metrics.stats import SampleStats, SourceInfo
+from streamsft.metrics.stats import SampleColumns, SampleStats, SourceInfo
 from streamsft.types import Sample
 
 SOURCES = [
@@ -51,33 +51,43 @@ def aggregator(comm: Comm) -> Aggregator:
     return Aggregator(SOURCES, METRICS, RUN_METRICS, comm=comm)
 
 
-def batch(seed: int, documents: int, sources: Sequence[int] = (0, 1, 2)) -> SampleStats:
+def batch(
+    seed: int,
+    documents: int,
+    sources: Sequence[int] = (0, 1, 2),
+    refused: Sequence[tuple[int, str, int]] | None = None,
+) -> SampleStats:
     """A batch of documents from some of the sources, the same for the same seed."""
+    if refused is None:
+        refused = [(1, reason, seed % 5 + 1) for reason in REFUSED[: seed % 4]] if 1 in sources else ()
     generator = np.random.default_rng(seed)
     tokens = np.clip(generator.lognormal(5, 1.5, documents), 1, 4096).astype(np.int64)
     return SampleStats(
-        source=generator.choice(list(sources), documents).astype(np.int32),
-        tokens=tokens,
-        supervised=tokens // 2,
-        turns=tokens // 2 % 30,
-        cut=np.where(tokens == 4096, 17, 0),
-        first=generator.random(documents) < 0.9,
-        pass_index=generator.integers(0, 3, documents),
+        SampleColumns(
+            source=generator.choice(list(sources), documents).astype(np.int32),
+            tokens=tokens,
+            supervised=tokens // 2,
+            turns=tokens // 2 % 30,
+            cut=np.where(tokens == 4096, 17, 0),
+            first=generator.random(documents) < 0.9,
+            pass_index=generator.integers(0, 3, documents),
+        ),
         packs=2,
         slots=8192,
         values={
             "turns": generator.lognormal(3, 2, documents),
             "language": generator.integers(0, 3, documents).astype(np.float64),
         },
-        refused=[(1, reason, seed % 5 + 1) for reason in REFUSED[: seed % 4]] if 1 in sources else (),
+        refused=refused,
     )
 
 
 def feed(target: Aggregator, batches: Sequence[SampleStats]) -> None:
     """Each batch with a loss weighed by its supervised tokens, as a training loop would."""
     for stats in batches:
+        tokens, supervised = stats.columns.tokens, stats.columns.supervised
         target.update(stats)
-        target.observe("train/loss", float(stats.tokens.mean()) / 300, weight=float(stats.supervised.sum()))
+        target.observe("train/loss", float(tokens.mean()) / 300, weight=float(supervised.sum()))
         target.observe("train/steps", 1.0)
 
 

@@ -17,7 +17,7 @@ from streamsft.metrics.exchange import FRAME
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.quantiles import Quantiles
 from streamsft.metrics.reducers import Max, Mean, Min, Sum
-from streamsft.metrics.stats import SampleStats, SourceInfo
+from streamsft.metrics.stats import SampleColumns, SampleStats, SourceInfo
 from tests.metrics.runs import METRICS, RUN_METRICS, SOURCES, aggregator, assert_same_record, batch, feed, turns
 
 
@@ -88,11 +88,9 @@ def test_many_sources_cost_one_collective_of_a_frame_unless_what_came_fits_no_fr
 
     def noise(rank: int, rows: int) -> SampleStats:
         rng = np.random.default_rng([rank, rows])
-        stats = batch(rank, 5, [59])
-        whole = SampleStats.join([stats] * (rows // 5))
-        whole.source = rng.integers(0, 80, rows).astype(np.int32)
-        whole.values = {"noise": rng.random(rows)}
-        return whole
+        columns = SampleStats.join([batch(rank, 5, [59])] * (rows // 5)).columns
+        columns = columns._replace(source=rng.integers(0, 80, rows).astype(np.int32))
+        return SampleStats(columns, packs=2, slots=8192, values={"noise": rng.random(rows)})
 
     def body(comm: ThreadComm) -> tuple[list[int], list[dict[str, float]]]:
         mine = Aggregator(sources, [metric], comm=(counting := CountingComm(comm)))
@@ -142,13 +140,15 @@ def test_a_loss_is_the_mean_over_all_tokens_not_of_means() -> None:
 
 def test_the_built_in_numbers_of_a_small_run() -> None:
     stats = SampleStats(
-        source=np.array([0, 1, 1, 2], np.int32),  # chat, code, code, math: sorted by name
-        tokens=np.array([10, 20, 5, 65]),
-        supervised=np.array([4, 8, 2, 20]),
-        turns=np.array([1, 3, 1, 5]),
-        cut=np.array([0, 0, 0, 35]),
-        first=np.array([True, True, False, True]),
-        pass_index=np.array([0, 3, 3, 1]),
+        SampleColumns(
+            source=np.array([0, 1, 1, 2], np.int32),  # chat, code, code, math: sorted by name
+            tokens=np.array([10, 20, 5, 65]),
+            supervised=np.array([4, 8, 2, 20]),
+            turns=np.array([1, 3, 1, 5]),
+            cut=np.array([0, 0, 0, 35]),
+            first=np.array([True, True, False, True]),
+            pass_index=np.array([0, 3, 3, 1]),
+        ),
         packs=2,
         slots=128,
     )

@@ -38,7 +38,7 @@ REASONS = ["bad_row", "short", "held_out", "a surprise", "other"]
 
 
 def refusing(*refused: tuple[int, str, int]) -> SampleStats:
-    return replace(batch(0, 0), refused=refused)
+    return batch(0, 0, refused=refused)
 
 
 def rejections(record: dict[str, float], node: str) -> dict[str, float]:
@@ -99,7 +99,7 @@ def expected(total: Counter[tuple[int, str]], lately: Counter[tuple[int, str]], 
 def test_a_source_that_stands_there_twice_is_one() -> None:
     before = replace(KINDS[1], weight=0.0, reasons=("too_long",), groups=("old",), rows=99)
     mine = Aggregator([*KINDS, before])
-    mine.update(replace(batch(0, 40, [3]), refused=[(3, "too_long", 2), (1, "bad_row", 1)]))
+    mine.update(batch(0, 40, [3], refused=[(3, "too_long", 2), (1, "bad_row", 1)]))
     mine.update(batch(1, 30, [1]))
     record = mine.log()
     refused = {"": 5, "_bad_row": 1, "_too_long": 2, "_held_out": 2}
@@ -272,7 +272,8 @@ def test_a_source_that_an_edit_removes_is_counted_to_the_end_and_kept(folder: Pa
         other.update(stats)
     record = other.log()
     refused = sum(count for stats in found for number, _, count in stats.refused if names[number] == "streamed")
-    tokens = [sum(int(s.tokens[[names[n] == name for n in s.source]].sum()) for s in found) for name in names[1:]]
+    tables = [stats.columns for stats in found]
+    tokens = [sum(int(t.tokens[[names[n] == name for n in t.source]].sum()) for t in tables) for name in names[1:]]
     assert refused > 0
     assert record["data_streamed/rejected"] == seen["data_streamed/rejected"] + refused
     assert record["data_fixed/tokens"] == seen["data_fixed/tokens"] + tokens[0]

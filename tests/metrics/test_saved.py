@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def test_new_sources_and_metrics_start_from_nothing_and_old_ones_are_left_out() 
     record = other.log()
     assert record["data_new/tokens"] == 0
     assert record["data_mix/size"] == 0
-    assert record["data_mix/tokens"] == batch(0, 10).tokens.sum()
+    assert record["data_mix/tokens"] == batch(0, 10).columns.tokens.sum()
     assert not any("/turns" in key for key in record)
 
 
@@ -119,7 +118,7 @@ def test_a_reason_that_is_no_longer_declared_keeps_its_count() -> None:
         return SourceInfo(name="a", groups=("mix",), reasons=reasons)
 
     def refused(*given: tuple[int, str, int]) -> SampleStats:
-        return replace(batch(0, 0), refused=given)
+        return batch(0, 0, refused=given)
 
     first, then = Aggregator([source("short", "bad_row")]), Aggregator([source("bad_row")])
     first.update(refused((0, "short", 3), (0, "bad_row", 1)))

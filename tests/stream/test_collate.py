@@ -94,8 +94,8 @@ def test_split_gives_views_that_tile_the_batch(mix: Mix, packs: int, size: int) 
     assert [rows for part in parts for rows in part.rows] == batch.rows
     assert sum(part.supervised_tokens for part in parts) == batch.supervised_tokens
     for column in ("source", "tokens", "supervised", "cut", "first", "pass_index"):
-        together = np.concatenate([getattr(part.stats, column) for part in parts])
-        assert together.tolist() == getattr(batch.stats, column).tolist()
+        together = np.concatenate([getattr(part.stats.columns, column) for part in parts])
+        assert together.tolist() == getattr(batch.stats.columns, column).tolist()
     assert sum(part.stats.slots for part in parts) == batch.stats.slots == packs * mix.sequence_length
     assert {part.step for part in parts} == {batch.step}
 
@@ -108,11 +108,11 @@ def test_split_into_less_than_one_pack_is_refused() -> None:
 def test_statistics_count_documents_rows_and_cut_tokens() -> None:
     mix = Interleave([source("b", [13, 4]), source("a", [5])], [2, 1])
     batch = _batch(mix, 10, packs=2, lookahead=3)
-    stats = batch.stats
-    found = sorted(zip(stats.source.tolist(), stats.tokens.tolist(), stats.cut.tolist(), strict=True))
+    stats, columns = batch.stats, batch.stats.columns
+    found = sorted(zip(columns.source.tolist(), columns.tokens.tolist(), columns.cut.tolist(), strict=True))
     assert set(found) <= {(0, 5, 0), (1, 10, 3), (1, 4, 0)}
     assert (stats.packs, stats.slots, len(stats)) == (2, 20, len(found))
-    assert (stats.supervised == stats.tokens - 1).all()
+    assert (columns.supervised == columns.tokens - 1).all()
     assert list(batch.sources) == ["a", "b"]
 
 
@@ -122,8 +122,8 @@ def test_row_counts_once_however_many_fragments_it_has() -> None:
     batch = _batch(ListSource("s", rows), 4, packs=4, lookahead=2, overflow="split")
     seen = list(zip(batch.documents.table.row.tolist(), batch.documents.table.start.tolist(), strict=True))
     assert sorted(seen) == [(0, 4), (0, 8), (1, 0), (1, 4)]
-    assert sum(batch.stats.first) == 2
-    assert {row for (row, _), first in zip(seen, batch.stats.first.tolist(), strict=True) if first} == {0, 1}
+    assert sum(batch.stats.columns.first) == 2
+    assert {row for (row, _), first in zip(seen, batch.stats.columns.first.tolist(), strict=True) if first} == {0, 1}
 
 
 def test_model_inputs_are_block_causal() -> None:

@@ -164,7 +164,7 @@ def test_metric_that_fails_is_named_with_its_row_where_its_batch_would_come(back
 def test_metrics_travel_with_the_batch() -> None:
     loader = _loader(metrics=[Metric("tokens", _tokens, [Mean()])])
     for batch in islice(loader, 3):
-        assert batch.stats.values["tokens"].tolist() == batch.stats.tokens.tolist()
+        assert batch.stats.values["tokens"].tolist() == batch.stats.columns.tokens.tolist()
 
 
 class Counting(ListSource):
@@ -233,7 +233,7 @@ def test_masks_that_are_told_from_their_first_label_make_the_same_batches(
     for left, right in zip(batches(listed), batches(stored), strict=True):
         assert laws.samples(left) == laws.samples(right)
         assert torch.equal(left.labels, right.labels)
-        assert left.stats.supervised.tolist() == right.stats.supervised.tolist()
+        assert left.stats.columns.supervised.tolist() == right.stats.columns.supervised.tolist()
         assert left.supervised_tokens == int((left.labels != -100).sum())
 
 

@@ -51,7 +51,7 @@ def _consumed(loader: Loader, packs: int) -> list[Counter[str]]:
     for batch in itertools.islice(loader, packs // loader.topology.global_batch_size):
         tokens: Counter[str] = Counter()
         for at, name in enumerate(batch.sources):
-            tokens[name] = int(batch.stats.tokens[batch.stats.source == at].sum())
+            tokens[name] = int(batch.stats.columns.tokens[batch.stats.columns.source == at].sum())
         steps.append(tokens)
     return steps
 

@@ -70,7 +70,7 @@ def test_workers_that_get_everything_pickled_make_the_same_batches_and_values() 
         assert laws.samples(left) == laws.samples(right)
         assert left.lanes == right.lanes
         assert left.stats.values["tokens"].tolist() == right.stats.values["tokens"].tolist()
-        assert left.stats.first.tolist() == right.stats.first.tolist()
+        assert left.stats.columns.first.tolist() == right.stats.columns.first.tolist()
     assert plain.state_dict() == served.state_dict()
 
 
