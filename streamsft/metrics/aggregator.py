@@ -140,10 +140,12 @@ class Aggregator:
         source = self._rows[columns.source]
         if self._schema.builtin:
             built_in.Tallies().update(parts[0][0], source, columns)
-            built_in.LENGTHS.update(*parts[1], source, columns.tokens.astype(np.float64))
+            lengths, turns = columns.tokens.astype(np.float64), columns.turns.astype(np.float64)
+            slots = built_in.slots_of(built_in.LENGTHS, columns.tokens)
+            built_in.LENGTHS.update(*parts[1], source, lengths, slots)
             parts[2][0][0] += (stats.packs, stats.slots)
-            built_in.SHARES.update(*parts[3], source, columns.supervised / np.maximum(columns.tokens, 1))
-            built_in.TURNS.update(*parts[4], source, columns.turns.astype(np.float64))
+            built_in.SHARES.update(*parts[3], source, columns.supervised / np.maximum(lengths, 1))
+            built_in.TURNS.update(*parts[4], source, turns, built_in.slots_of(built_in.TURNS, columns.turns))
             for number, reason, count in stats.refused:
                 entry = self._schema.io.get(reason) or self._schema.reasons.get(
                     reason, self._schema.reasons[built_in.OTHER]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import ClassVar, final
 
 import numpy as np
@@ -52,6 +53,7 @@ __all__ = [
     "passes",
     "reading",
     "rejections",
+    "slots_of",
 ]
 
 LENGTHS = Quantiles(1, 2**20)
@@ -69,6 +71,21 @@ RUN_NAMES = (
     *("packing_efficiency", "documents_per_pack"),
 )
 _SAMPLES, _DOCUMENTS, _TOKENS, _SUPERVISED, _TRUNCATED, _CUT, _TURNS, _PASS, _LONGEST = range(9)
+
+
+_LOOKED_UP = 2**16
+
+
+def slots_of(reducer: Quantiles | Histogram, numbers: Ints) -> Ints:
+    """`reducer.slots` of whole numbers from 0, int64[n]; looked up, unless one is large, as a search takes longer."""
+    if numbers.max(initial=0) < _LOOKED_UP:
+        return _known_slots(reducer)[numbers]
+    return reducer.slots(numbers.astype(np.float64))
+
+
+@cache
+def _known_slots(reducer: Quantiles | Histogram) -> Ints:
+    return reducer.slots(np.arange(_LOOKED_UP, dtype=np.float64))
 
 
 @final

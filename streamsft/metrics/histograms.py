@@ -107,10 +107,19 @@ class Histogram:
     def zero(self, groups: int) -> tuple[Ints, Floats]:
         return np.zeros((groups, self.ints), np.int64), np.zeros((groups, 0))
 
-    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats) -> None:
+    def slots(self, values: Floats) -> Ints:
+        """Where in a state each of the values (float64[n]) is counted, int64[n].
+
+        Raises:
+            MetricError: a value is NaN.
+        """
         if np.isnan(values).any():
             raise MetricError(f"{self.layout}: a value is NaN, which has no place in an order")
-        bucket = np.searchsorted(np.array(self.edges[1:-1]), values)
+        return np.searchsorted(np.array(self.edges[1:-1]), values)
+
+    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats, slots: Ints | None = None) -> None:
+        """Take in `values`, each of group `group`, in place; `slots` is `slots(values)` if that is known already."""
+        bucket = self.slots(values) if slots is None else slots
         ints += np.bincount(group * self.ints + bucket, minlength=ints.size).reshape(ints.shape)
 
     def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:

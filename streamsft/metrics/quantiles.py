@@ -104,7 +104,12 @@ class Quantiles:
         floats[:, _MAX] = -np.inf
         return np.zeros((groups, self.ints), np.int64), floats
 
-    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats) -> None:
+    def slots(self, values: Floats) -> Ints:
+        """Where in a state each of the values (float64[n]) is counted, int64[n].
+
+        Raises:
+            MetricError: a value is NaN.
+        """
         if np.isnan(values).any():
             raise MetricError(f"{self.layout}: a value is NaN, which has no place in an order")
         slot = np.maximum(np.searchsorted(self._edges, values), 1) + (_FIRST - 1)
@@ -112,6 +117,11 @@ class Quantiles:
             slot[values < self.lo] = _SMALL
             slot[values == 0] = _ZERO
             slot[values < 0] = _NEGATIVE
+        return slot
+
+    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats, slots: Ints | None = None) -> None:
+        """Take in `values`, each of group `group`, in place; `slots` is `slots(values)` if that is known already."""
+        slot = self.slots(values) if slots is None else slots
         before = ints[:, _COUNT].copy()
         base = group * self.ints
         np.add.at(ints.reshape(-1), np.concatenate([base + slot, base]), 1)

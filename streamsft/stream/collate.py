@@ -78,7 +78,7 @@ class Batch:
     @property
     def stats(self) -> SampleStats:
         """Numbers about the batch's documents, for metrics."""
-        return self.documents.stats(self.input_ids.numel())
+        return self.documents.stats
 
     @property
     def supervised_tokens(self) -> int:

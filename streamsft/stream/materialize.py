@@ -52,6 +52,7 @@ class RawBatch:
         nothing = np.empty(0, np.int64)
         documents = BatchDocuments(
             packs=0,
+            slots=0,
             known=KnownDocuments(DocumentTable(*(nothing for _ in DocumentTable._fields))),
             chosen=slice(0, 0),
             before=0,
@@ -123,6 +124,7 @@ class RawBatch:
         carried = from_blob(bytes(data[at:]))
         documents = BatchDocuments(
             packs=shape[0],
+            slots=shape[1],
             known=KnownDocuments(table),
             chosen=slice(0, entries),
             before=0,
@@ -195,6 +197,7 @@ def materialize(
         flat = _filled(ids[mine], gaps[mine])
         known = BatchDocuments(
             packs=step.packs,
+            slots=slots,
             known=chunk.known,
             chosen=mine,
             before=opened,

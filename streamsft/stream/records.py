@@ -105,6 +105,7 @@ class BatchDocuments:
 
     Attributes:
         packs: number of packs.
+        slots: token slots of a pack.
         known: the documents that they are among.
         chosen: where they are; both ends are given.
         before: number of the first pack in that table.
@@ -114,6 +115,7 @@ class BatchDocuments:
     """
 
     packs: int
+    slots: int
     known: KnownDocuments
     chosen: slice
     before: int
@@ -132,6 +134,7 @@ class BatchDocuments:
         first, last = self.table.pack.searchsorted((start, stop)).tolist()
         return BatchDocuments(
             packs=stop - start,
+            slots=self.slots,
             known=KnownDocuments(self.table),
             chosen=slice(first, last),
             before=start,
@@ -140,13 +143,14 @@ class BatchDocuments:
             end=self.end._replace(refused=()) if start else self.end,  # counted with the first part
         )
 
-    def stats(self, slots: int) -> SampleStats:
-        """What the metrics need to know of these documents, which have `slots` token slots."""
+    @property
+    def stats(self) -> SampleStats:
+        """What the metrics need to know of these documents."""
         return SampleStats(
             self.known.columns,
             self.chosen,
             packs=self.packs,
-            slots=slots,
+            slots=self.packs * self.slots,
             values=self.values,
             refused=self.end.refused,
         )
