@@ -80,7 +80,7 @@ def running(stopped: str) -> Callable[[Callable[P, Outcome]], Callable[P, None]]
                 if isinstance(ended.__context__, BrokenPipeError):
                     _end_unread()
                 raise
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, EOFError) as error:
                 outcome = _told(command.__name__, error, debug=bool(kwargs.get("debug")))
             _finish(outcome, as_json)
 
@@ -99,7 +99,7 @@ def _told(command: str, error: Exception, *, debug: bool) -> Outcome:
     """Print an error that a user can mend, with `debug` behind its traceback; raise any other again."""
     from streamsft.errors import StreamsftError
 
-    if not isinstance(error, StreamsftError | OSError):
+    if not isinstance(error, StreamsftError | OSError | EOFError):  # the last of which click takes for a Ctrl-D
         raise error
     if debug:
         traceback.print_exception(error)
@@ -118,7 +118,9 @@ def tell_misused(command: str, message: str, exit_code: int) -> None:
     _print_json(_failed(command, message, exit_code, kind="UsageError"))
 
 
-def _system_error(error: OSError) -> str:
+def _system_error(error: OSError | EOFError) -> str:
+    if isinstance(error, EOFError):
+        return f"data ended early: {error}"
     what = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {what}" if error.filename else what
 

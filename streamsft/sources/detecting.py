@@ -8,6 +8,7 @@ from pathlib import Path
 
 from streamsft.errors import DataError, StoreError
 from streamsft.sources.arrowfiles import ArrowFile
+from streamsft.sources.files import reading
 from streamsft.sources.jsontext import array_elements, holds_array
 from streamsft.sources.manifest import MANIFEST_FILE
 from streamsft.sources.parquetfiles import ParquetFile
@@ -29,8 +30,10 @@ def paths_hold_tokens(paths: Paths) -> bool:
     if any((Path(path).expanduser() / MANIFEST_FILE).is_file() for path in given):
         return True
     try:
-        return holds_tokens(_columns(find_files(paths)[0]))
-    except (DataError, OSError, ValueError):
+        first = find_files(paths)[0]
+        with reading(first):
+            return holds_tokens(_columns(first))
+    except (DataError, ValueError, RecursionError):
         return False
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
+from streamsft.sources.files import reading
 from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
 from streamsft.sources.rawbytes import open_bytes
@@ -57,7 +58,7 @@ def json_batches(file: RawFile, extras: Sequence[str] = ()) -> Iterator[JsonBatc
 
 def _rows(file: RawFile) -> Iterator[tuple[bytes, int]]:
     """The text of each row, and where it begins."""
-    with open_bytes(file.path, file.compression) as (stream, _):
+    with reading(file), open_bytes(file.path, file.compression) as (stream, _):
         if holds_array(stream, lines=file.format == "jsonl"):
             for text, _, (behind, _) in array_elements(stream, file.path):
                 yield text.replace(b"\n", b" ").replace(b"\r", b" "), behind - len(text)
