@@ -124,6 +124,9 @@ class TextConfig(Section):
     """Further variables for the template."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
     """The day (YYYY-MM-DD) that templates see which ask for the date."""
+    left_out: Literal["reject", "allow"] = "reject"
+    """What becomes of a row of which the template leaves out part of a turn that is trained on, such as the reasoning
+    of earlier turns."""
 
 
 class CacheConfig(Section):

@@ -65,6 +65,7 @@ class Encoders:
                 train_on=source.train_on,
                 chat_template=None if text.chat_template is None else Path(text.chat_template),
                 chat_template_kwargs=text.chat_template_kwargs,
+                left_out=text.left_out,
                 date=text.date,
             )
         return self._by_setting[source.train_on]

@@ -64,16 +64,22 @@ def validate(
     encoders = Encoders(config)
     lines: list[str] = []
     problems: dict[str, list[str]] = {}
+    shared: dict[str, None] = {}
     for name, source in {**drawn_sources(config), **eval_sources(config)}.items():
         transformed = name in (transforms or {})
+        try:
+            if not transformed and not holds_tokens(source):
+                encoders.of(source)
+        except StreamsftError as error:
+            shared[str(error)] = None
         try:
             lines.append(f"{name}: {_look(name, source, encoders, transformed=transformed, verify=verify)}")
         except StreamsftError as error:
             problems.setdefault(str(error).removeprefix(f"source {name}: "), []).append(name)
-    if problems:
+    if shared or problems:
         unusable = sum(map(len, problems.values()))
-        count = f"{unusable} of {len(lines) + unusable} sources cannot be used"
-        raise ConfigError("\n  ".join([count, *(_told(*problem) for problem in problems.items())]))
+        count = f"{unusable} of {len(lines) + unusable} sources cannot be used" if problems else "no run could start"
+        raise ConfigError("\n  ".join([count, *shared, *(_told(*problem) for problem in problems.items())]))
     for line in [*lines, "the config is valid"]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return config
@@ -92,8 +98,6 @@ def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: b
         return f"a store of {len(store):,} rows"
     if tokens:
         return "tokens, streamed"
-    if not transformed:
-        encoders.of(source)
     streamed = ", streamed" if source.streaming else ""
     if source.path is None:
         return f"{source.hub} on the hub, not looked up{streamed}"

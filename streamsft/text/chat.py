@@ -26,13 +26,14 @@ from streamsft.text.masks import Encoded, encoded_batch
 from streamsft.text.plainrows import check_format
 from streamsft.text.rendering import Rendered, Renderer, TrainOn
 from streamsft.text.template import DEFAULT_DATE, ChatTemplate
+from streamsft.text.written import LeftOut
 from streamsft.types import Bools, Int32s
 
 __all__ = ["CODE_VERSION", "ChatTokenizer", "Encoded", "Rendered", "load_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
-CODE_VERSION: Final = 1
+CODE_VERSION: Final = 2
 """Raised whenever the same row and settings give other tokens or masks than before."""
 
 
@@ -47,6 +48,8 @@ class ChatTokenizer:
         chat_template: the text of a Jinja template, or a path to one, in place of the tokenizer's.
         chat_template_kwargs: further variables for the template, such as ``enable_thinking``.
         date: ISO date told to templates that read the clock.
+        left_out: what becomes of a row of which the template leaves out part of a turn that is trained on, such as
+            the reasoning of earlier turns: ``reject`` it, or ``allow`` it.
         format: format of the rows that are given to calls; by default detected.
         columns: their column mapping.
 
@@ -63,12 +66,16 @@ class ChatTokenizer:
         chat_template: str | os.PathLike[str] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         date: str | None = None,
+        left_out: LeftOut = "reject",
         format: str | None = None,  # noqa: A002
         columns: Mapping[str, str] | None = None,
     ) -> None:
         if train_on not in get_args(TrainOn):
             raise ConfigError(f"train_on: {train_on!r} is not one of {', '.join(get_args(TrainOn))}")
+        if left_out not in get_args(LeftOut):
+            raise ConfigError(f"left_out: {left_out!r} is not one of {', '.join(get_args(LeftOut))}")
         self.train_on = train_on
+        self.left_out = left_out
         self.format = format
         self.columns = dict(columns or {})
         self._parsers: dict[tuple[str, ...], Parser] = {}
@@ -82,7 +89,7 @@ class ChatTokenizer:
         constants = {**self._backend.special, **(chat_template_kwargs or {})}
         templates = {name: ChatTemplate(source, constants, date or DEFAULT_DATE) for name, source in sources.items()}
         probed = {name: probe(template, self._backend) for name, template in templates.items()}
-        self._renderers = {name: Renderer(templates[name], probed[name], train_on) for name in templates}
+        self._renderers = {name: Renderer(templates[name], probed[name], train_on, left_out) for name in templates}
         facts = probed["default"]
         if date is None and templates["default"].reads_clock:
             _log.info("the chat template reads the clock and is told %s; set text.date for another day", DEFAULT_DATE)
@@ -238,6 +245,7 @@ class ChatTokenizer:
                     "kwargs": dict(kwargs or {}),
                     "date": date or DEFAULT_DATE,
                     "train_on": self.train_on,
+                    "left_out": self.left_out,
                     "format": self.format,
                     "columns": self.columns,
                 },

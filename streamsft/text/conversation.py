@@ -25,6 +25,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "empty_turn": "an assistant turn that is to be trained on is empty, or is rendered empty",
         "template_error": "the chat template raised an error on this conversation",
         "message_not_rendered": "the chat template leaves a message or a tool call out",
+        "text_left_out": "the chat template leaves out part of an assistant turn that is to be trained on",
         "control_token_in_text": "a text spells a control token of the tokenizer and would be encoded as that token",
         "span_not_found": "what the assistant wrote cannot be located in the rendered text with certainty",
         "nothing_supervised": "no token after the first would be trained on",

@@ -11,6 +11,7 @@ from streamsft.text.conversation import RowRejected
 __all__ = ["clean_message", "clean_tools", "decode_object", "drop_padding", "tool_call"]
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+FLAGS = ("weight", "train", "trainable", "loss")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -26,14 +27,18 @@ def clean_message(raw: object, index: int) -> tuple[dict[str, Any], bool | None]
     if not isinstance(raw, Mapping):
         raise RowRejected("bad_role", f"message {index} is {_kind(raw)}, not an object with role and content")
     message = {key: value for key, value in raw.items() if value is not None}
-    flag = _flag(message, index)
+    flags = {key: message.pop(key) for key in FLAGS if key in message}
+    flag = _flag(flags, index)
     role = message.get("role")
     if role == "function":
         role = message["role"] = "tool"
     if not isinstance(role, str) or role not in ROLES:
         raise RowRejected("bad_role", f"message {index} has role {role!r}; known are {', '.join(sorted(ROLES))}")
     if flag and role != "assistant":
-        raise RowRejected("bad_flag", f"message {index} of role {role!r} is flagged 1; only the assistant's can be")
+        given = ", ".join(f"{key} {value!r}" for key, value in flags.items())
+        raise RowRejected(
+            "bad_flag", f"message {index} of role {role!r} has {given}; only the assistant's turns can be trained on"
+        )
     if "function_call" in message:
         message.setdefault("tool_calls", [message["function_call"]])
         del message["function_call"]
@@ -46,18 +51,14 @@ def clean_message(raw: object, index: int) -> tuple[dict[str, Any], bool | None]
     return message, flag
 
 
-def _flag(message: dict[str, Any], index: int) -> bool | None:
-    found: bool | None = None
-    for key in ("weight", "train"):
-        if key not in message:
-            continue
-        value = message.pop(key)
+def _flag(flags: Mapping[str, Any], index: int) -> bool | None:
+    for key, value in flags.items():
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             raise RowRejected("bad_flag", f"message {index} has {key} {value!r}; it can be 0 or 1")
-        if found is not None and found != bool(value):
-            raise RowRejected("bad_flag", f"message {index} has a weight and a train flag that differ")
-        found = bool(value)
-    return found
+    found = {bool(value) for value in flags.values()}
+    if len(found) > 1:
+        raise RowRejected("bad_flag", f"message {index} has flags {' and '.join(flags)} that differ")
+    return found.pop() if found else None
 
 
 def _content(message: Mapping[str, Any], index: int) -> str:

@@ -15,6 +15,7 @@ from streamsft.text.messages import decode_object
 from streamsft.text.skeleton import Shape, read_shape, sentinel_word, with_sentinels
 from streamsft.text.spans import place, search, search_skeleton
 from streamsft.text.template import MARK_CLOSE, MARK_OPEN, ChatTemplate
+from streamsft.text.written import LeftOut, check_turn, check_whole
 
 __all__ = ["Rendered", "Renderer", "TrainOn"]
 
@@ -45,10 +46,11 @@ class Rendered:
 class Renderer:
     """Renders conversations by one template and finds the supervised characters. Can be pickled."""
 
-    def __init__(self, template: ChatTemplate, facts: Facts, train_on: TrainOn) -> None:
+    def __init__(self, template: ChatTemplate, facts: Facts, train_on: TrainOn, left_out: LeftOut = "reject") -> None:
         self._template = template
         self._facts = facts
         self._train_on = train_on
+        self._left_out = left_out
         self._shapes: dict[tuple[str, ...] | bytes, Shape | RowRejected] = {}
         self._kept = 0
         self._said_tools = False
@@ -74,12 +76,14 @@ class Renderer:
             _refuse_surrogates(text)
         shape = self._shape(messages, tools, text)
         if marked is not None and self._train_on != "everything":
-            spans = self._marked(messages, tools, text, shape, marked, wanted, False in conversation.supervise)
+            spans = self._marked(conversation, messages, tools, text, shape, marked, wanted)
             return Rendered(text=text, spans=spans, controls=shape.controls)
         skipped = [index for index, flag in enumerate(conversation.supervise) if flag is False]
         ranges = self._ranges(messages, tools, text, shape) if wanted or skipped else {}
         for index in wanted:
-            _check_turn(messages[index], index, text, [ranges[index]], shape.turns[index].end)
+            start, stop = ranges[index]
+            check_turn(messages[index], index, text[start:stop], shape.turns[index].end)
+            self._check_whole(conversation, index, text[start:stop])
         if self._train_on == "everything":
             spans = _without([(0, len(text))], [_range(ranges, index) for index in skipped])
         else:
@@ -189,15 +193,19 @@ class Renderer:
             ranges = search_skeleton(shape, messages, skeleton, word, text)
         return ranges
 
+    def _check_whole(self, conversation: Conversation, index: int, turn: str) -> None:
+        if self._left_out == "reject":
+            check_whole(conversation.messages[index], index, turn)
+
     def _marked(
         self,
+        conversation: Conversation,
         messages: list[dict[str, Any]],
         tools: Any,
         text: str,
         shape: Shape,
         marked: Spans,
         wanted: Sequence[int],
-        flagged: bool,
     ) -> Spans:
         """The spans of generation marks that belong to the `wanted` turns.
 
@@ -209,7 +217,7 @@ class Renderer:
         try:
             ranges = self._ranges(messages, tools, text, shape)
         except RowRejected:
-            if flagged or self._train_on != "assistant" or not spans:
+            if False in conversation.supervise or self._train_on != "assistant" or not spans:
                 raise
             return spans
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -222,7 +230,8 @@ class Renderer:
         for index in wanted:
             if not owned[index]:
                 raise RowRejected("span_not_found", f"no generation mark encloses turn {index} of the assistant")
-            _check_turn(messages[index], index, text, owned[index], end)
+            check_turn(messages[index], index, "".join([text[start:stop] for start, stop in owned[index]]), end)
+            self._check_whole(conversation, index, text[slice(*ranges[index])])
         return [span for index in wanted for span in owned[index]]
 
 
@@ -235,16 +244,6 @@ def _inside(span: tuple[int, int], turn: tuple[int, int], text: str) -> bool:
     """Whether `span` is in `turn` but for whitespace."""
     before, after = text[span[0] : max(span[0], turn[0])], text[min(span[1], turn[1]) : span[1]]
     return span[0] < turn[1] and turn[0] < span[1] and not before.strip() and not after.strip()
-
-
-def _check_turn(message: Mapping[str, Any], index: int, text: str, spans: Spans, end: str) -> None:
-    """Refuse a supervised turn that is rendered empty or without its tool calls."""
-    written = "".join([text[start:stop] for start, stop in spans])
-    if not written.rstrip().removesuffix(end).strip():
-        raise RowRejected("empty_turn", f"message {index}, a turn of the assistant, is rendered empty")
-    for call in message.get("tool_calls", ()):
-        if call["function"]["name"] not in written:
-            raise RowRejected("message_not_rendered", f"the template leaves a tool call of message {index} out")
 
 
 def _digest(value: Any) -> bytes:

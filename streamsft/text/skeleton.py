@@ -197,7 +197,11 @@ def _lead(header: str, kind: str, edges: Edges, index: int) -> int:
         return 0
     if edges.opening and header.startswith(edges.opening):
         return len(header) - len(edges.opening)
-    raise RowRejected("span_not_found", f"the template opens turn {index} in a way in which no plain turn opens")
+    raise RowRejected(
+        "span_not_found",
+        f"the template opens message {index}, a turn that begins with a tool call or with reasoning, in a way in which "
+        "no plain turn opens, so what the model writes of it is not certain; a template with generation marks says it",
+    )
 
 
 def _end(tail: str, calls: bool, edges: Edges, index: int) -> tuple[int, str]:
@@ -209,4 +213,6 @@ def _end(tail: str, calls: bool, edges: Edges, index: int) -> tuple[int, str]:
         found = [(tail.find(mark), mark) for mark in edges.rare_ends if mark in tail]
         if found:
             return min(found)
-    raise RowRejected("span_not_found", f"the template does not end turn {index} with {edges.end!r}")
+    raise RowRejected(
+        "span_not_found", f"the template does not end message {index}, a turn of the assistant, with {edges.end!r}"
+    )

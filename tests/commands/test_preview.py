@@ -165,6 +165,18 @@ def test_validate_tells_all_sources_that_cannot_be_used(tmp_path: Path) -> None:
     assert "units: no/such/units.json: no such file" in str(error.value)
 
 
+def test_validate_tells_a_tokenizer_beside_the_sources_and_not_as_one_of_them(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config["tokenizer"] = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"^no run could start\n  tokenizer: ") as error:
+        validate(config, console=plain())
+    assert "source" not in str(error.value)
+    config["mix"]["sources"]["units"]["path"] = "no/such/units.json"
+    with pytest.raises(ConfigError, match=r"^1 of 3 sources cannot be used\n  tokenizer: ") as error:
+        validate(config, console=plain())
+    assert "\n  source units: no/such/units.json: no such file" in str(error.value)
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     ("name", "content", "says"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamsft.errors import ConfigError
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.conversation import Conversation, RowRejected
 from streamsft.text.formats import parser
@@ -58,17 +59,44 @@ def test_same_words_of_user_and_assistant_are_told_apart() -> None:
     assert chat(made.PLAIN).decode(result.input_ids) == "USER: yes ASSISTANT: yes</s>USER: yes ASSISTANT: yes</s>"
 
 
-def test_a_template_that_keeps_only_the_last_reasoning_is_masked_by_what_it_wrote() -> None:
+def test_a_template_that_keeps_only_the_last_reasoning_is_masked_by_what_it_wrote_where_that_is_allowed() -> None:
     think = [
         U,
         {**A, "content": "<think>\nadd\n</think>\n\n4."},
         V,
         {**B, "content": "<think>\nmore\n</think>\n\nFive."},
     ]
-    assert supervised(chat(made.THINKING), think) == [
+    cutting = ChatTokenizer(made.bpe(made.THINKING), left_out="allow")
+    assert supervised(cutting, think) == [
         "4.<|im_end|>",
         "<think>\nmore\n</think>\n\nFive.<|im_end|>",
     ]
+    assert encode(chat(made.THINKING), think).reason == "text_left_out"
+    last = chat(made.THINKING, "last_assistant")
+    assert supervised(last, think) == ["<think>\nmore\n</think>\n\nFive.<|im_end|>"]
+    assert cutting.fingerprint != chat(made.THINKING).fingerprint
+
+
+@pytest.mark.parametrize("template", [made.CHATML, made.CHATML_MARKED])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_that_the_template_does_not_write_is_not_lost_unsaid(template: str, name: str) -> None:
+    turn = {**A, name: "two and two"}
+    rejected = encode(chat(template), [U, turn])
+    assert rejected.reason == "text_left_out"
+    assert "reasoning_content of message 1" in rejected.detail
+    assert "text.left_out: allow" in rejected.detail
+    assert supervised(ChatTokenizer(made.bpe(template), left_out="allow"), [U, turn]) == ["4.<|im_end|>"]
+    assert supervised(chat(template), [U, {**A, name: " \n"}]) == ["4.<|im_end|>"]
+
+
+def test_white_space_that_the_template_writes_anew_is_nothing_left_out() -> None:
+    turn = {**A, "content": "<think>two\nand  two</think>4."}
+    assert supervised(chat(made.THINKING), [U, turn]) == ["<think>\ntwo\nand  two\n</think>\n\n4.<|im_end|>"]
+
+
+def test_only_known_ways_to_treat_what_is_left_out() -> None:
+    with pytest.raises(ConfigError, match="left_out: 'drop' is not one of reject, allow"):
+        ChatTokenizer(made.bpe(made.CHATML), left_out="drop")  # type: ignore[arg-type]
 
 
 def test_an_empty_thinking_block_is_supervised_unless_the_prompt_already_holds_it() -> None:

@@ -128,8 +128,10 @@ def test_plain_tool_calls_and_reasoning_are_accepted() -> None:
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "a"},
     ]
-    for template in ("trimming", "thinking"):
-        result = check(template, messages)
+    assert check("trimming", messages).reason == "text_left_out"
+    said = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
+    for template, turns in (("trimming", said), ("thinking", messages)):
+        result = check(template, turns)
         assert not isinstance(result, RowRejected), result
     supervised = chat("thinking").decode(result.input_ids[result.loss_mask])
     assert supervised == (

@@ -86,11 +86,15 @@ def test_control_tokens_spelled_in_a_text_reject_the_row(token: str, role: str) 
     assert token in result.detail
 
 
-def test_thinking_tags_may_stand_in_a_text() -> None:
+def test_thinking_tags_may_stand_in_a_text_and_reasoning_that_is_cut_is_told() -> None:
     messages = [
         {"role": "user", "content": "Answer in <think></think>."},
         {"role": "assistant", "content": "<think>hm</think>yes"},
     ]
-    result = chat("assistant").encode_rows([{"messages": messages}], parser("messages"))[0]
+    rejected = chat("assistant").encode_rows([{"messages": messages}], parser("messages"))[0]
+    assert isinstance(rejected, RowRejected)
+    assert rejected.reason == "text_left_out"
+    cutting = ChatTokenizer(deepseek(), left_out="allow")
+    result = cutting.encode_rows([{"messages": messages}], parser("messages"))[0]
     assert not isinstance(result, RowRejected)
     assert chat("assistant").decode(result.input_ids[result.loss_mask]) == "yes<｜end▁of▁sentence｜>"

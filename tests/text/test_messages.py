@@ -47,6 +47,8 @@ VERDICTS: list[tuple[Any, str | None]] = [
     ([U, {**A, "train": "yes"}], "bad_flag"),
     ([U, {**A, "train": True, "weight": 0}], "bad_flag"),
     ([{**U, "weight": 1}, A], "bad_flag"),
+    ([U, {**A, "trainable": False, "loss": True}], "bad_flag"),
+    ([U, {**A, "trainable": False}, {**A, "loss": True}], None),
     ([{**U, "weight": 0}, {**A, "weight": 1.0}], None),
     ([A], None),
     ([U], None),
