@@ -57,21 +57,18 @@ def comm_from_mesh(mesh: DeviceMesh, dims: Sequence[str] | None = None) -> Comm:
     """
     coordinate = _coordinate(mesh, "comm_from_mesh")
     chosen = _data_dims(mesh, dims, "comm_from_mesh")
-    if len(chosen) == 1:
-        comm = TorchComm(mesh.get_group(chosen[0]))
-    else:
-        import torch.distributed as dist
-
-        place = tuple(slice(None) if i in chosen else coordinate[i] for i in range(mesh.ndim))
-        ranks = mesh.mesh[place].flatten().tolist()
-        comm = TorchComm(dist.new_group(ranks, use_local_synchronization=True))
-    shard = shard_from_mesh(mesh, dims)
-    if (comm.rank, comm.size) != (shard.index, shard.count):
+    place = tuple(slice(None) if i in chosen else coordinate[i] for i in range(mesh.ndim))
+    ranks = mesh.mesh[place].flatten().tolist()
+    if ranks != sorted(ranks):
         raise CommError(
-            f"comm_from_mesh: this rank is {shard} of the data, and rank {comm.rank} of {comm.size} in its process "
-            "group; have the ranks ascend along the data dimensions of the mesh"
+            f"comm_from_mesh: along its data dimensions the mesh has the ranks {ranks}, and process groups count "
+            "theirs in ascending order; make the mesh with ranks that ascend"
         )
-    return comm
+    if len(chosen) == 1:
+        return TorchComm(mesh.get_group(chosen[0]))
+    import torch.distributed as dist
+
+    return TorchComm(dist.new_group(ranks, use_local_synchronization=True))
 
 
 def _coordinate(mesh: DeviceMesh, what: str) -> Sequence[int]:
