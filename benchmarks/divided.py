@@ -2,10 +2,10 @@
 
     python benchmarks/divided.py [--json] [--quick] [--config CONFIG] [--steps STEPS]
 
-Every leg is a command: `streamsft train`, below torchrun on 2, 4 and again 2 processes, on one, and on one with undivided
-weights. Checkpoints are written in the background; the first leg is killed by SIGKILL, with all its processes, while one
-is being written. What the run was given and its losses are compared with an undisturbed run of one process. Without a
-config the demo's data are used. Takes a minute or two.
+Every leg is a command: `streamsft train`, below torchrun on 2, 4 and again 2 processes, on one, and on one with
+undivided weights. Checkpoints are written in the background; the first leg is killed by SIGKILL, with all its
+processes, while one is being written. What the run was given and its losses are compared with an undisturbed run of
+one process. Without a config the demo's data are used. Takes a minute or two.
 """
 
 from __future__ import annotations
