@@ -83,6 +83,7 @@ class ShardWriter(StorageWriter):
         from safetensors.torch import save_file
 
         tensors: dict[str, torch.Tensor] = {}
+        places: set[int] = set()
         results: list[WriteResult] = []
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
@@ -90,6 +91,9 @@ class ShardWriter(StorageWriter):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
             part = tensor.detach().cpu().contiguous()
+            if (place := part.untyped_storage().data_ptr()) in places:
+                part = part.clone()  # of tensors that share memory, safetensors writes none
+            places.add(place)
             tensors[_key(item.index)] = part
             results.append(WriteResult(item.index, part.numel() * part.element_size(), self._name))
         if tensors:
