@@ -5,41 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from streamsft.comm import Comm, sum_tensors
 
-__all__ = ["broadcast_weights", "sum_gradients", "total_norm"]
+__all__ = ["broadcast_weights", "sum_gradients"]
 
 BUCKET_BYTES = 64 << 20
 """Gradients travel in flat pieces of about this many bytes: large enough to fill the links, small to hold twice."""
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], comm: Comm) -> None:
-    """Replace each gradient by its sum over the ranks. A missing one counts, and becomes, zeros on every rank.
-
-    Of weights that are divided over the ranks (`fully_shard`), gradients are averages over them already.
-    """
+    """Replace each gradient by its sum over the ranks. A missing one counts, and becomes, zeros on every rank."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     if comm.size == 1:
         return
-    for parameter in parameters:
-        if isinstance(parameter.grad, DTensor):
-            parameter.grad.to_local().mul_(comm.size)
-    for bucket in _buckets([parameter for parameter in parameters if not isinstance(parameter, DTensor)]):
+    for bucket in _buckets(parameters):
         gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         sum_tensors(comm, [flat])
         for gradient, piece in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(piece.view_as(gradient))
-
-
-def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norm of all `gradients` together, the same on every rank; collective where they are divided over ranks."""
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def broadcast_weights(model: torch.nn.Module, comm: Comm) -> None:

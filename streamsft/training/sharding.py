@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from streamsft.comm import Comm, TorchComm, agreeing
 from streamsft.errors import ConfigError, RunError
 from streamsft.training.model import pick_device
-from streamsft.training.parallel import broadcast_weights
+from streamsft.training.parallel import broadcast_weights, sum_gradients
 
-__all__ = ["distributed_state", "optimizer_tensors", "place_model", "shard_model", "weight_tensors"]
+__all__ = [
+    "add_gradients",
+    "distributed_state",
+    "is_divided",
+    "optimizer_tensors",
+    "place_model",
+    "shard_model",
+    "total_norm",
+    "weight_tensors",
+]
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 """What the names of weights and of the optimizer's tensors begin with in a checkpoint."""
@@ -84,6 +93,31 @@ def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList):
             yield from (child for child in module if not isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict))
+
+
+def is_divided(model: torch.nn.Module) -> bool:
+    """Whether the weights of `model` are divided, so that ranks must make each pass of it together."""
+    return isinstance(model, FSDPModule)
+
+
+def add_gradients(parameters: Sequence[torch.nn.Parameter], comm: Comm) -> None:
+    """Replace each gradient by its sum over the ranks; see `sum_gradients`. Of divided weights each rank has a part.
+
+    The backward pass has averaged the gradients of divided weights over the ranks, which is undone.
+    """
+    for parameter in parameters:
+        if isinstance(parameter, DTensor):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            assert isinstance(parameter.grad, DTensor)
+            parameter.grad.to_local().mul_(comm.size)
+    sum_gradients([parameter for parameter in parameters if not isinstance(parameter, DTensor)], comm)
+
+
+def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The norm of all `gradients` together, the same on every rank; collective where they are divided."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

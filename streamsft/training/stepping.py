@@ -8,16 +8,15 @@ from typing import final
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from streamsft.comm import Comm, agree
 from streamsft.errors import RunError
 from streamsft.stream.collate import Batch
 from streamsft.training.loss import token_loss_sum
 from streamsft.training.model import vocabulary_of
-from streamsft.training.parallel import sum_gradients, total_norm
 from streamsft.training.schedule import learning_rate
 from streamsft.training.settings import TrainSettings
+from streamsft.training.sharding import add_gradients, is_divided, total_norm
 
 __all__ = ["StepOutcome", "Stepper", "exchange", "make_optimizer"]
 
@@ -88,7 +87,7 @@ class Stepper:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next(model.parameters()).device
         self._vocabulary = vocabulary_of(model)
-        self._together = isinstance(model, FSDPModule)  # ranks make each pass of the model together
+        self._together = is_divided(model)  # ranks make each pass of the model together
 
     def step(self, batch: Batch, stop: int = 0) -> StepOutcome:
         """Make the step of `batch`, this rank's share; collective.
@@ -123,7 +122,7 @@ class Stepper:
 
     def _update(self, total: int, rate: float, step: int) -> float:
         """Divide the ranks' summed gradients by `total`, clip, and step the optimizer; return the norm."""
-        sum_gradients(self._parameters, self._comm)
+        add_gradients(self._parameters, self._comm)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         for gradient in gradients:
             gradient.div_(total)
