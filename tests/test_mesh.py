@@ -6,9 +6,10 @@ import json
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
-from streamsft.comm import Comm
+from streamsft.comm import Comm, patient
 from streamsft.errors import CommError
 from streamsft.mesh import comm_from_mesh, shard_from_mesh
 from streamsft.metrics.aggregator import Aggregator
@@ -41,6 +42,7 @@ def read(mesh: Any) -> dict[str, Any]:
     return {
         "shard": shard_from_mesh(mesh),
         "comm": (comm.rank, comm.size),
+        "patient": patient(comm).all_gather(np.array([comm.rank])).ravel().tolist(),
         "batches": batches,
         "counted": (log["data_rows/samples"], log["data_rows/tokens"]),
         "state": json.dumps(loader.gather_state(comm), sort_keys=True),
@@ -74,6 +76,11 @@ def test_ranks_of_one_data_coordinate_get_the_same_batches_and_others_never(resu
         assert ranks[2]["batches"] == ranks[3]["batches"]
         for (_, mine), (_, theirs) in zip(ranks[0]["batches"], ranks[2]["batches"], strict=True):
             assert not {row for pack in mine for row in pack} & {row for pack in theirs for row in pack}
+
+
+def test_a_group_of_some_ranks_can_be_made_patient(results: list[dict[str, Any]]) -> None:
+    assert [result["whole"]["patient"] for result in results] == [[0, 1]] * 4
+    assert [result["hybrid"]["patient"] for result in results] == [[0, 1, 2, 3]] * 4
 
 
 def test_each_batch_is_counted_once(results: list[dict[str, Any]]) -> None:

@@ -99,7 +99,7 @@ class ShardedSaver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.wait()
-        except RunError as second:
+        except Exception as second:
             if error is None:
                 raise
             error.add_note(str(second))

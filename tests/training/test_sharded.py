@@ -15,12 +15,14 @@ from streamsft.comm import Comm, current
 from streamsft.errors import ConfigError, RunError
 from streamsft.metrics.sinks import JsonlSink
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.evaluating import Evaluation
 from streamsft.training.settings import TrainSettings
 from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.shardfiles import ShardWriter
 from streamsft.training.sharding import optimizer_tensors, place_model, weight_tensors
 from tests.training.forks import in_fork, in_ranks
 from tests.training.runs import audit, make_loader, packs_by_step, run, small_model
+from tests.training.test_evaluating import sets
 from tests.training.test_sharding import Blocks, whole
 
 STEPS = 12
@@ -45,6 +47,7 @@ def leg(run_dir: Path, steps: int, parallel: str = "fsdp", *, async_save: bool =
         save_every=3,
         log_every=1,
         keep=2,
+        evaluation=Evaluation(sets=sets(current()), every=3),
     )
 
 
@@ -52,6 +55,12 @@ def losses(run_dir: Path) -> list[float]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     return [line["metrics"]["train/loss"] for line in lines]
+
+
+def evaluations(run_dir: Path) -> list[float]:
+    """The losses behind the steps that a run evaluates, whenever it is stopped."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"]["eval/loss"] for line in lines if line["step"] % 3 == 0]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +74,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_same(run_dir: Path, uninterrupted: Path) -> None:
     assert packs_by_step(run_dir) == packs_by_step(uninterrupted)
     assert losses(run_dir) == pytest.approx(losses(uninterrupted), abs=1e-4)
+    assert evaluations(run_dir) == pytest.approx(evaluations(uninterrupted), abs=1e-4)
 
 
 def test_from_two_ranks_to_four_to_one_and_from_and_to_undivided_weights(tmp_path: Path, uninterrupted: Path) -> None:
