@@ -149,7 +149,7 @@ def distributed_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
             mesh, placements = parameter.device_mesh, parameter.placements
             divided[number] = {
                 key: distribute_tensor(value.to(mesh.device_type), mesh, placements)
-                if value.shape == parameter.shape
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape
                 else value
                 for key, value in divided[number].items()
             }

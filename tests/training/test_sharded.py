@@ -21,7 +21,7 @@ from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.shardfiles import ShardWriter
 from streamsft.training.sharding import optimizer_tensors, place_model, weight_tensors
 from tests.training.forks import in_fork, in_ranks
-from tests.training.runs import audit, make_loader, packs_by_step, run, small_model
+from tests.training.runs import audit, make_loader, packs_by_step, run, small_model, weights
 from tests.training.test_evaluating import sets
 from tests.training.test_sharding import Blocks, whole
 
@@ -105,6 +105,17 @@ def test_killed_twice_while_writing_in_the_background_it_goes_on(tmp_path: Path,
     check_same(tmp_path, uninterrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["latest", "step-00000009", "step-00000012"]
+
+
+def test_a_model_from_a_folder_goes_on_with_the_bits_of_an_undivided_run(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    small_model().save_pretrained(model)  # type: ignore[operator]
+    parts, undivided = tmp_path / "parts", tmp_path / "undivided"
+    run(undivided, 5, str(model))
+    for steps, parallel in ((2, "fsdp"), (4, "fsdp"), (5, "ddp")):
+        run(parts, steps, str(model), parallel=parallel)
+    assert weights(parts) == weights(undivided)
+    assert audit(parts) == audit(undivided)
 
 
 def written_while_it_changes(folder: Path, comm: Comm) -> dict[str, torch.Tensor]:
