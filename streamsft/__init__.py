@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         LocalComm as LocalComm,
         ThreadComm as ThreadComm,
         TorchComm as TorchComm,
-        shard_from_mesh as shard_from_mesh,
     )
     from streamsft.commands.convert import convert as convert
     from streamsft.commands.demo import demo as demo
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from streamsft.integrations.inputs import packed_inputs as packed_inputs
     from streamsft.integrations.lightning import StreamDataModule as StreamDataModule
     from streamsft.integrations.trainer import StreamTrainer as StreamTrainer, StreamTrainerMixin as StreamTrainerMixin
+    from streamsft.mesh import comm_from_mesh as comm_from_mesh, shard_from_mesh as shard_from_mesh
     from streamsft.metrics.aggregator import Aggregator as Aggregator
     from streamsft.metrics.console import ConsoleSink as ConsoleSink
     from streamsft.metrics.histograms import Buckets as Buckets, Histogram as Histogram
@@ -136,7 +136,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES: dict[str, tuple[str, ...]] = {
-    "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm", "shard_from_mesh"),
+    "streamsft.comm": ("Comm", "LocalComm", "ThreadComm", "TorchComm"),
     "streamsft.commands.convert": ("convert",),
     "streamsft.commands.demo": ("demo",),
     "streamsft.commands.explain": ("explain",),
@@ -168,6 +168,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.integrations.inputs": ("packed_inputs",),
     "streamsft.integrations.lightning": ("StreamDataModule",),
     "streamsft.integrations.trainer": ("StreamTrainer", "StreamTrainerMixin"),
+    "streamsft.mesh": ("comm_from_mesh", "shard_from_mesh"),
     "streamsft.metrics.aggregator": ("Aggregator",),
     "streamsft.metrics.console": ("ConsoleSink",),
     "streamsft.metrics.histograms": ("Buckets", "Histogram"),

@@ -117,6 +117,8 @@ def build_settings(config: Config) -> TrainSettings:
         warmup=train.warmup,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,
+        parallel=train.parallel,
+        async_save=train.async_save,
         audit=train.audit,
         seed=config.seed,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
@@ -26,7 +26,6 @@ from streamsft.types import Shard
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "Comm",
@@ -41,13 +40,11 @@ __all__ = [
     "gather_bytes",
     "gather_json",
     "patient",
-    "shard_from_mesh",
     "sum_tensors",
     "worker_shard",
 ]
 
 _MESSAGE_BYTES = 2048
-_DATA_DIMS = frozenset({"dp", "data", "dp_replicate", "dp_shard", "replicate", "shard", "fsdp", "ddp", "hsdp"})
 
 
 @runtime_checkable
@@ -158,7 +155,10 @@ def patient(comm: Comm, *, days: int = 7) -> Comm:
     import torch.distributed as dist
 
     ranks = None if comm.group is None else dist.get_process_group_ranks(comm.group)
-    return TorchComm(dist.new_group(ranks, timeout=timedelta(days=days), backend="gloo"))
+    alone = ranks is not None  # the ranks of other groups need not come here
+    return TorchComm(
+        dist.new_group(ranks, timeout=timedelta(days=days), backend="gloo", use_local_synchronization=alone)
+    )
 
 
 def disconnect() -> None:
@@ -183,35 +183,6 @@ def worker_shard(shard: Shard) -> Shard:
     if info is None:
         return shard
     return Shard(shard.index * info.num_workers + info.id, shard.count * info.num_workers)
-
-
-def shard_from_mesh(mesh: DeviceMesh, dims: Sequence[str] | None = None) -> Shard:
-    """This rank's data shard in a device mesh: ranks that differ only in other dimensions share it.
-
-    Args:
-        mesh: a mesh whose dimensions are named, or one with a single dimension.
-        dims: the dimensions that data is divided over, outermost first; by default those with a usual name
-            (``dp``, ``dp_replicate``, ``dp_shard``, ``fsdp``, ``data``, …).
-
-    Raises:
-        CommError: no dimension is for data, or this rank is not in the mesh.
-    """
-    names = mesh.mesh_dim_names or ()
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise CommError("shard_from_mesh: this rank is not part of the mesh")
-    chosen = [i for i, name in enumerate(names) if name in (_DATA_DIMS if dims is None else dims)]
-    if dims is None and mesh.ndim == 1:
-        chosen = [0]
-    if not chosen or (dims is not None and len(chosen) != len(dims)):
-        raise CommError(
-            f"shard_from_mesh: no such data dimensions; the mesh has {names or 'unnamed dimensions'}; "
-            "pass dims=[...] with the names of those that data is divided over"
-        )
-    index, count = 0, 1
-    for i in chosen:
-        index, count = index * mesh.size(i) + coordinate[i], count * mesh.size(i)
-    return Shard(index, count)
 
 
 def sum_tensors(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:

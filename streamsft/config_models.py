@@ -215,6 +215,11 @@ class TrainConfig(Section):
     """Decoupled weight decay, on matrices."""
     grad_clip: NonNegative | None = 1.0
     """Largest norm of the gradient; null: unbounded."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: every rank has the whole weights and optimizer. fsdp: they are divided over the ranks, and checkpoints hold
+    each rank's part."""
+    async_save: bool = False
+    """With `parallel: fsdp`: write weights and optimizer of a checkpoint while training goes on."""
     audit: bool = False
     """Write what each step consumed to audit/rank-<r>.jsonl."""
     skip_steps: list[Stretch] = Field(default_factory=list)

@@ -29,12 +29,12 @@ _MIX = "mix"
 
 def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()) -> list[Issue]:
     """Issues with the mix of the config `data`, with what a source needs elsewhere in it, with sets to evaluate, and
-    with steps to skip.
+    with how it is trained.
 
     Sources in `without_tokenizer` need none.
     """
     mix, train = data.get(_MIX), data.get("train")
-    issues = list(_stretch_rules(train.get("skip_steps"))) if isinstance(train, dict) else []
+    issues = list(_train_rules(train)) if isinstance(train, dict) else []
     if not isinstance(mix, dict) or not isinstance(mix.get("sources"), dict):
         return issues
     issues.extend(weight_rules(mix["sources"], (_MIX, "sources")))
@@ -101,8 +101,11 @@ def _name_rules(path: KeyPath, seen: dict[str, KeyPath]) -> Iterator[Issue]:
     seen.setdefault(name, path)
 
 
-def _stretch_rules(stretches: Any) -> Iterator[Issue]:
-    """Steps to skip are a first and a last one."""
+def _train_rules(train: Mapping[str, Any]) -> Iterator[Issue]:
+    """Steps to skip are a first and a last one; saving beside training goes with weights in parts."""
+    if train.get("async_save") is True and train.get("parallel") != "fsdp":
+        yield Issue(("train", "async_save"), "it goes with parallel: fsdp; else checkpoints are written between steps")
+    stretches = train.get("skip_steps")
     for at, stretch in enumerate(stretches if isinstance(stretches, list) else ()):
         numbers = isinstance(stretch, list) and all(type(step) is int for step in stretch)
         if not numbers or len(stretch) != 2 or not 1 <= stretch[0] <= stretch[1]:

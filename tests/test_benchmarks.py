@@ -38,6 +38,7 @@ SHOWN_ELSEWHERE = {
     "recount",
     "foresight",
     "loops",
+    "divided",
 }  # take long, and other tests show it too
 
 

@@ -249,6 +249,13 @@ def test_training_needs_steps_and_a_run_directory(tmp_path: Path) -> None:
             build_settings(load_config(config))
 
 
+def test_settings_of_divided_weights_are_those_of_the_config(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config["train"] |= {"parallel": "fsdp", "async_save": True}
+    settings = build_settings(load_config(config))
+    assert (settings.parallel, settings.async_save) == ("fsdp", True)
+
+
 def test_the_sinks_of_a_run_write_nothing_before_the_first_record(tmp_path: Path) -> None:
     names = ["tensorboard", "wandb", "mlflow", "trackio"]
     for name in names:

@@ -132,6 +132,8 @@ def test_a_config_can_be_given_as_a_mapping_or_as_a_config() -> None:
         ("weight: 2", "weight: 2, validation_split: 0.1", "unknown key; here it is called 'holdout'"),
         ("audit: true", "audit: true, skip_steps: [[9, 7]]", "train.skip_steps[0]: [9, 7] is not a first and a last"),
         ("audit: true", "audit: true, skip_steps: [3]", "train.skip_steps[0]: 3 is not a first and a last step"),
+        ("audit: true", "audit: true, async_save: true", "train.async_save: it goes with parallel: fsdp"),
+        ("audit: true", "audit: true, parallel: zero", "train.parallel: 'zero' is not one of ddp, fsdp"),
         ("workers: 0", "lane_groups: 0", "loader.lane_groups: should be greater than or equal to 1"),
     ],
 )

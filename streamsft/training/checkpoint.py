@@ -32,7 +32,10 @@ from streamsft.training.durable import (
     write_file,
 )
 
-__all__ = ["Checkpoints", "StoredCheckpoint"]
+__all__ = ["STATE_FOLDER", "Checkpoints", "StoredCheckpoint"]
+
+STATE_FOLDER = "state"
+"""In a checkpoint of divided weights: the parts of the ranks; see `streamsft.training.shardfiles`."""
 
 _VERSION = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -54,6 +57,11 @@ class StoredCheckpoint:
     step: int
     fingerprint: Mapping[str, Any]
     model: str
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its weights are as ranks had them, divided."""
+        return (self.path / STATE_FOLDER).is_dir()
 
     def json(self, name: str) -> Any:
         """The content of the JSON file `name`.
@@ -153,28 +161,59 @@ class Checkpoints:
         Raises:
             RunError: it could not be written; nothing is left of it.
         """
-        partial = self.folder / f"{PARTIAL}{_name(step)}"
+        partial = self.prepare(step, fill)
+        try:
+            self.seal(partial, step, fingerprint=fingerprint, model=model)
+        except OSError as error:
+            raise self.unwritten(step, error, partial) from error
+        return partial
+
+    def prepare(self, step: int, fill: Callable[[Path], None]) -> Path:
+        """Write what `fill` writes of the checkpoint of `step`, and return its directory: the first half of `write`.
+
+        More may be written there before `seal`.
+
+        Raises:
+            RunError: it could not be written; nothing is left of it.
+        """
+        partial = self.partial(step)
         try:
             if partial.exists():
                 remove_directory(partial)
             partial.mkdir(parents=True)
             fill(partial)
-            manifest = {
-                "version": _VERSION,
-                "step": step,
-                "model": model,
-                "fingerprint": dict(fingerprint),
-                "files": _sizes(partial),
-            }
-            (partial / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         except Exception as error:  # writers of weights have error classes of their own
-            why = why_unwritten(error, self.folder)
-            self._discard(partial, error)
-            raise RunError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {why}; nothing of it was "
-                f"published, and {self._kept()}. Make room, and run the same command again"
-            ) from error
+            raise self.unwritten(step, error, partial) from error
         return partial
+
+    def seal(self, partial: Path, step: int, *, fingerprint: Mapping[str, Any], model: str) -> None:
+        """Write the manifest of what is in `partial`: the second half of `write`.
+
+        Raises:
+            OSError: as the file system says.
+        """
+        manifest = {
+            "version": _VERSION,
+            "step": step,
+            "model": model,
+            "fingerprint": dict(fingerprint),
+            "files": _sizes(partial),
+        }
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+    def partial(self, step: int) -> Path:
+        """Where the checkpoint of `step` is written before it has its name."""
+        return self.folder / f"{PARTIAL}{_name(step)}"
+
+    def unwritten(self, step: int, error: BaseException, partial: Path | None = None) -> RunError:
+        """What is said of a checkpoint that cannot be written; what there is of it in `partial` is removed."""
+        why = why_unwritten(error, self.folder)
+        if partial is not None:
+            self._discard(partial, error)
+        return RunError(
+            f"the checkpoint of step {step} could not be written to {self.folder}: {why}; nothing of it was "
+            f"published, and {self._kept()}. Make room, and run the same command again"
+        )
 
     def publish(self, partial: Path, step: int, *, keep: int) -> Path:
         """Give what `write` wrote its name, point `latest` at it, and remove all but the newest `keep`.
@@ -219,7 +258,7 @@ class Checkpoints:
         return RunError(f"checkpoint {path} is damaged: {what}; {fix}")
 
     @staticmethod
-    def _discard(partial: Path, error: Exception) -> None:
+    def _discard(partial: Path, error: BaseException) -> None:
         try:
             if partial.exists():
                 remove_directory(partial)

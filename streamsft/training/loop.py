@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
 
@@ -20,11 +20,12 @@ from streamsft.stream.collate import Batch
 from streamsft.stream.loader import Loader
 from streamsft.training.edits import Rebuild, resume_loader
 from streamsft.training.evaluating import Evaluation, evaluate
-from streamsft.training.model import model_kind, pick_device, prepare_model
+from streamsft.training.model import model_kind, prepare_model
 from streamsft.training.opening import Start, opened
 from streamsft.training.outputs import Outputs, opened_outputs
-from streamsft.training.parallel import broadcast_weights
 from streamsft.training.settings import TrainResult, TrainSettings
+from streamsft.training.sharded import ShardedSaver
+from streamsft.training.sharding import place_model
 from streamsft.training.signals import StopSignals, signal_name
 from streamsft.training.snapshot import Parts, restore, save, seed_generators
 from streamsft.training.stepping import StepOutcome, Stepper, exchange, make_optimizer
@@ -124,8 +125,8 @@ def _prepare(
             seed=settings.seed,
             stored=start.stored,
         )
-        if net is not None:
-            net.to(pick_device()).train()
+    if net is not None:
+        place_model(net, comm, divided=settings.parallel == "fsdp", new=start.stored is None)
     optimizer = make_optimizer(net, settings) if net is not None else None
     parts = Parts(loader=loader, aggregator=aggregator, model=net, optimizer=optimizer)
     if start.stored is not None:
@@ -134,8 +135,6 @@ def _prepare(
             _log.info("going on from step %s in %s", start.step, settings.run_dir)
     else:
         seed_generators(settings.seed, step=0, rank=comm.rank)
-        if net is not None:
-            broadcast_weights(net, comm)
     return parts
 
 
@@ -172,6 +171,9 @@ class _Run:
         self._stepper: Stepper | None = None
         if parts.model is not None and parts.optimizer is not None:
             self._stepper = Stepper(parts.model, parts.optimizer, settings, comm)
+        self._saver: ShardedSaver | None = None
+        if parts.model is not None and settings.parallel == "fsdp":
+            self._saver = ShardedSaver(comm, background=settings.async_save)
         self._losses: list[float] = []
         self._logged = (0.0, 0)
 
@@ -180,7 +182,7 @@ class _Run:
         step, stop = start, 0
         if start < self._settings.steps:
             self._logged = (time.monotonic(), start)
-            with StopSignals() as signals, _iterating(self._parts.loader) as batches:
+            with StopSignals() as signals, self._saver or nullcontext(), _iterating(self._parts.loader) as batches:
                 while not stop and step < self._settings.steps:
                     asked, ready = time.perf_counter(), self._parts.loader.ready
                     batch = self._next(batches)
@@ -284,6 +286,8 @@ class _Run:
             run_dir=self._settings.run_dir,
             audit=self._outputs.audit,
             comm=self._comm,
+            saver=self._saver,
         )
         if self._comm.rank == 0:
-            _log.info("step %s of %s: checkpoint saved", step, self._settings.steps)
+            done = "is being written" if self._settings.async_save else "saved"
+            _log.info("step %s of %s: checkpoint %s", step, self._settings.steps, done)

@@ -27,6 +27,7 @@ __all__ = [
     "model_kind",
     "pick_device",
     "prepare_model",
+    "save_config",
     "save_weights",
     "tiny_model",
     "vocabulary_of",
@@ -87,7 +88,7 @@ def prepare_model(
         vocabulary: number of token ids; ``tiny`` needs it, unless it goes on from weights, which have their own.
         sequence_length: slots per pack.
         seed: of the initial weights of ``tiny``.
-        stored: the checkpoint whose weights the model gets.
+        stored: the checkpoint whose weights the model gets; if they are in parts, it gets their shapes alone.
 
     Raises:
         RunError: there is no such model, it has fewer than `vocabulary` token ids, or it is another one than the
@@ -95,6 +96,7 @@ def prepare_model(
     """
     check_model(model, stored=stored)
     weights = stored.path / "model" if stored is not None else None
+    in_parts = stored is not None and stored.in_parts
     if model == "none":
         return None
     if model == "tiny":
@@ -108,10 +110,10 @@ def prepare_model(
     elif isinstance(model, str):
         if weights is not None:
             _check_same_model(model, weights)
-        net = _pretrained(str(weights or model), sequence_length)
+        net = _pretrained(str(weights or model), sequence_length, shape_alone=in_parts)
         weights, model = None, net
     assert isinstance(model, torch.nn.Module)
-    if weights is not None:
+    if weights is not None and not in_parts:
         load_weights(model, weights)
     known = vocabulary_of(model)
     if vocabulary is not None and known is not None and known < vocabulary:
@@ -146,15 +148,21 @@ def tiny_model(
     return model
 
 
-def _pretrained(name: str, sequence_length: int) -> torch.nn.Module:
+def _pretrained(name: str, sequence_length: int, *, shape_alone: bool = False) -> torch.nn.Module:
     location = _locate(name)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    model: torch.nn.Module
     try:
         with _quietly():
-            model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-                location.name, dtype=torch.float32, local_files_only=location.offline
-            )
+            if shape_alone:
+                config = AutoConfig.from_pretrained(location.name, local_files_only=True)
+                make: Any = AutoModelForCausalLM.from_config
+                model = make(config, dtype=torch.float32)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(
+                    location.name, dtype=torch.float32, local_files_only=location.offline
+                )
     except (OSError, ValueError, ImportError) as error:
         unreached = location.offline and not Path(location.name).is_dir()
         why = f"there is no such folder ({nearest(name)}), and the hub cannot be reached" if unreached else str(error)
@@ -219,6 +227,15 @@ def save_weights(model: torch.nn.Module, folder: Path) -> None:
             save(folder)
     else:
         torch.save(model.state_dict(), folder / _WEIGHTS)
+
+
+def save_config(model: torch.nn.Module, folder: Path) -> None:
+    """Write into the new directory `folder` what a transformers model is made from, without its weights."""
+    folder.mkdir()
+    for part in ("config", "generation_config"):
+        save: Any = getattr(getattr(model, part, None), "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from streamsft.errors import ConfigError
 from streamsft.metrics.reducers import Mean, Reducer
@@ -37,6 +37,8 @@ class TrainSettings:
         warmup: steps of linear warm-up; half a cosine follows.
         weight_decay: decoupled weight decay (AdamW), on matrices alone.
         grad_clip: largest norm of the gradient; None: unbounded.
+        parallel: ``ddp``: every rank has the whole weights and optimizer; ``fsdp``: they are divided over the ranks.
+        async_save: with ``fsdp``, write weights and optimizer of a checkpoint while training goes on.
         audit: write `audit/rank-<r>.jsonl`.
         seed: of the initial weights of ``tiny`` and of dropout.
     """
@@ -51,6 +53,8 @@ class TrainSettings:
     warmup: int = 10
     weight_decay: float = 0.01
     grad_clip: float | None = 1.0
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    async_save: bool = False
     audit: bool = False
     seed: int = 0
 
@@ -63,6 +67,10 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ConfigError(f"train settings: {name} is {value}; give 0 or more")
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ConfigError(f"train settings: parallel is {self.parallel!r}; give 'ddp' or 'fsdp'")
+        if self.async_save and self.parallel != "fsdp":
+            raise ConfigError("train settings: async_save is for parallel: fsdp, and parallel is ddp")
 
 
 @final

@@ -4,14 +4,16 @@
 
     model/          the weights; of a transformers model as `save_pretrained` writes them
     optimizer.pt    the optimizer's state
+    state/          in place of both, of a run with divided weights: see `streamsft.training.shardfiles`; model/ then
+                    has the configuration of a transformers model alone
     rng.pt          per rank the states of the random generators of torch, numpy and Python
     loader.json     the loader's state, of all ranks
     mix.json        see `streamsft.training.edits`
     metrics.json    totals and pending deltas of the metrics, of all ranks
     trainer.json    counters of the loop
 
-Tensors are loaded with ``weights_only=True``; nothing is unpickled. The learning rate is a function of the
-step, so there is no scheduler state.
+Tensors are loaded with ``weights_only=True``, or from safetensors; nothing is unpickled. The learning rate
+is a function of the step, so there is no scheduler state.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.order.keys import derive_key
 from streamsft.stream.loader import Loader
 from streamsft.training.audit import Audit
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import STATE_FOLDER, Checkpoints, StoredCheckpoint
 from streamsft.training.edits import MIX_FILE, saved_mixes
-from streamsft.training.model import save_weights
+from streamsft.training.model import save_config, save_weights
+from streamsft.training.sharded import ShardedSaver, load_sharded
+from streamsft.training.sharding import distributed_state
 
 __all__ = ["Parts", "restore", "save", "seed_generators"]
 
@@ -64,13 +68,26 @@ class Parts:
     skipped_steps: int = 0
 
 
-def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit: Audit | None, comm: Comm) -> None:
+def save(
+    parts: Parts,
+    *,
+    step: int,
+    kind: str,
+    keep: int,
+    run_dir: Path,
+    audit: Audit | None,
+    comm: Comm,
+    saver: ShardedSaver | None = None,
+) -> None:
     """Write the checkpoint of `step`; collective. Either it is there when this returns, or all ranks raise.
+
+    With a `saver` the weights are written in parts, and those that write in the background return before the
+    checkpoint is there.
 
     Raises:
         RunError: it could not be written; the older ones are as they were.
     """
-    state = parts.loader.gather_state()
+    state = parts.loader.gather_state(comm)
     contents = {
         "loader.json": state,
         MIX_FILE: saved_mixes(state, parts.mix, parts.mix_before),
@@ -78,52 +95,89 @@ def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit:
         "trainer.json": {"step": step, "skipped_steps": parts.skipped_steps},
     }
     generators = gather_bytes(comm, _packed(_generator_states()))
+    fingerprint = parts.loader.fingerprint
 
     def fill(folder: Path) -> None:
         for name, content in contents.items():
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
         torch.save([torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in generators], folder / "rng.pt")
         if parts.model is not None and parts.optimizer is not None:
-            save_weights(parts.model, folder / "model")
-            torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
+            if saver is None:
+                save_weights(parts.model, folder / "model")
+                torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
+            else:
+                save_config(parts.model, folder / "model")
+                (folder / STATE_FOLDER).mkdir()
 
     checkpoints = Checkpoints(run_dir)
-    partial: Path | None = None
+    partial = checkpoints.partial(step)
+    if saver is not None:
+        saver.wait()
     with agreeing(comm):
         if audit is not None:
             audit.sync()
         if comm.rank == 0:
-            partial = checkpoints.write(step, fill, fingerprint=parts.loader.fingerprint, model=kind)
+            if saver is None:
+                checkpoints.write(step, fill, fingerprint=fingerprint, model=kind)
+            else:
+                checkpoints.prepare(step, fill)
+
+    def finish() -> None:
+        checkpoints.seal(partial, step, fingerprint=fingerprint, model=kind)
+        checkpoints.publish(partial, step, keep=keep)
+
+    if saver is not None and parts.model is not None and parts.optimizer is not None:
+        mine = partial if comm.rank == 0 else None
+        saver.save(
+            partial / STATE_FOLDER,
+            parts.model,
+            parts.optimizer,
+            done=finish,
+            failed=lambda error: checkpoints.unwritten(step, error, mine),
+        )
+        return
     with agreeing(comm):
-        if partial is not None:
+        if comm.rank == 0:
             checkpoints.publish(partial, step, keep=keep)
 
 
 def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) -> None:
-    """Give every part but the loader and the model's weights the state that `stored` holds; collective.
+    """Give every part but the loader, and the weights that are not in parts, the state that `stored` holds; collective.
 
     A run of the same number of ranks gets its random generators back; on another number they start anew from
     `seed`, the step and the rank.
 
     Raises:
-        RunError: a file is damaged, or belongs to another optimizer.
+        RunError: a file is damaged, or belongs to another model or optimizer.
     """
     with agreeing(comm):
         parts.aggregator.load_state(stored.json("metrics.json"))
         parts.skipped_steps = stored.json("trainer.json")["skipped_steps"]
-        if parts.optimizer is not None:
-            name = "optimizer.pt"
-            try:
-                parts.optimizer.load_state_dict(_tensors(stored, name))
-            except ValueError as error:
-                raise RunError(
-                    f"{stored.path / name} does not fit the model's parameters: {error}; start over with --fresh"
-                ) from error
         states = _tensors(stored, "rng.pt")
+    if parts.model is not None and parts.optimizer is not None:
+        if stored.in_parts:
+            load_sharded(stored, parts.model, parts.optimizer, comm)
+        else:
+            _load_optimizer(parts.optimizer, stored, comm)
+    with agreeing(comm):
         if len(states) == comm.size:
             _set_generators(torch.load(io.BytesIO(states[comm.rank].numpy()), weights_only=True))
         else:
             seed_generators(seed, step=stored.step, rank=comm.rank)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, stored: StoredCheckpoint, comm: Comm) -> None:
+    name = "optimizer.pt"
+    with agreeing(comm):
+        whole = _tensors(stored, name)
+    state = distributed_state(optimizer, whole)
+    with agreeing(comm):
+        try:
+            optimizer.load_state_dict(state)
+        except ValueError as error:
+            raise RunError(
+                f"{stored.path / name} does not fit the model's parameters: {error}; start over with --fresh"
+            ) from error
 
 
 def seed_generators(seed: int, *, step: int, rank: int) -> None:

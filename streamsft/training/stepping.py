@@ -14,9 +14,9 @@ from streamsft.errors import RunError
 from streamsft.stream.collate import Batch
 from streamsft.training.loss import token_loss_sum
 from streamsft.training.model import vocabulary_of
-from streamsft.training.parallel import sum_gradients
 from streamsft.training.schedule import learning_rate
 from streamsft.training.settings import TrainSettings
+from streamsft.training.sharding import add_gradients, is_divided, total_norm
 
 __all__ = ["StepOutcome", "Stepper", "exchange", "make_optimizer"]
 
@@ -87,6 +87,7 @@ class Stepper:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next(model.parameters()).device
         self._vocabulary = vocabulary_of(model)
+        self._together = is_divided(model)  # ranks make each pass of the model together
 
     def step(self, batch: Batch, stop: int = 0) -> StepOutcome:
         """Make the step of `batch`, this rank's share; collective.
@@ -112,7 +113,7 @@ class Stepper:
         sums: list[torch.Tensor] = []
         half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
         for micro_batch in batch.split(self._settings.micro_batch_size or len(batch)):
-            if micro_batch.supervised_tokens:
+            if micro_batch.supervised_tokens or self._together:
                 with half:
                     loss = token_loss_sum(self._model, micro_batch.to(self._device, non_blocking=True))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -121,11 +122,11 @@ class Stepper:
 
     def _update(self, total: int, rate: float, step: int) -> float:
         """Divide the ranks' summed gradients by `total`, clip, and step the optimizer; return the norm."""
-        sum_gradients(self._parameters, self._comm)
+        add_gradients(self._parameters, self._comm)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         for gradient in gradients:
             gradient.div_(total)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         if not math.isfinite(value := float(norm)):
             failure = RunError(
                 f"step {step}: the gradient is not finite (norm {value}); lower train.lr or raise train.warmup, and "

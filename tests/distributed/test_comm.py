@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamsft.comm import Comm, TorchComm, agreeing, current, gather_bytes, shard_from_mesh, sum_tensors
+from streamsft.comm import Comm, TorchComm, agreeing, current, gather_bytes, sum_tensors
 from streamsft.errors import CommError, StateError
+from streamsft.mesh import shard_from_mesh
 from tests.distributed.launch import launch
 
 

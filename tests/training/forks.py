@@ -42,14 +42,21 @@ def in_fork(function: Callable[[], object], *, below: Path | None = None, kill_a
     os._exit(0)
 
 
-def in_ranks(size: int, function: Callable[[], object]) -> list[int]:
-    """Call `function` in `size` forks of this process, the ranks of one gloo group, and return their exit statuses."""
+def in_ranks(
+    size: int, function: Callable[[], object], *, below: Path | None = None, kill_at: int | None = None
+) -> list[int]:
+    """Call `function` in `size` forks of this process, the ranks of one gloo group, and return their exit statuses.
+
+    Rank 0 may be killed as in `in_fork`.
+    """
     with tempfile.TemporaryDirectory(prefix="streamsft-ranks-") as folder:
         meet = Path(folder, "meet")
         pids = []
         for rank in range(size):
             pids.append(os.fork())
             if not pids[-1]:
+                if rank == 0 and below is not None and kill_at is not None:
+                    _kill_at(kill_at, str(below))
                 _be_rank(rank, size, meet, function)
         return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
