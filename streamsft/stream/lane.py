@@ -10,7 +10,7 @@ import numpy as np
 
 from streamsft.errors import StateError
 from streamsft.stream.documents import Documents, Stretch, gathered
-from streamsft.stream.feed import Feed
+from streamsft.stream.feed import Feed, read_ahead
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan, Window
 from streamsft.types import Bools, Int32s, Ints
@@ -56,13 +56,13 @@ class Lane:
 
     def take(self, count: int) -> Documents:
         """The documents of the next `count` packs, numbered from 0."""
+        read_ahead(self.due())
         return gathered(self.stretches(count, 0, range(count)))
 
     def stretches(self, count: int, step: int, share: range) -> list[Stretch]:
         """Take the next `count` packs, which go to `step`: those whose numbers among them are in `share`."""
         if self._feeds:
             self._forget()
-            self._read_ahead()
         parts = []
         taken = 0
         while taken < count:
@@ -102,11 +102,12 @@ class Lane:
         for number, feed in self._feeds.items():
             feed.forget(self._state.drawn[used[number]])
 
-    def _read_ahead(self) -> None:
-        """Read as much of the next window's rows as was given out of the open one since it was opened.
+    def due(self) -> Iterator[tuple[Feed, int]]:
+        """How far streaming sources are to be read ahead now: as much of the next window's rows as was given out of
+        the open one since it was opened.
 
         So a lane tokenizes some rows at each step rather than a window's at once. What is read has no part in the
-        state, and what cannot be read is told when it is drawn.
+        state.
         """
         window, state = self._open, self._state
         if window is None:
@@ -115,7 +116,7 @@ class Lane:
         for at, feed in self._streaming().items():
             drawn = int(window.drawn[at])
             if ahead := (drawn - state.drawn[at]) * given // packs:
-                feed.read_ahead(drawn + ahead - 1)
+                yield feed, drawn + ahead - 1
 
     def _open_feeds(self) -> None:
         """Stand in the streaming sources of the plan where the state says, unless the lane does already."""

@@ -15,6 +15,7 @@ from streamsft.metrics.stats import SourceInfo
 from streamsft.sources.base import IdsSource
 from streamsft.stream.balance import balanced_share
 from streamsft.stream.documents import Documents, Stretch, gathered
+from streamsft.stream.feed import read_ahead
 from streamsft.stream.lane import Lane
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
@@ -177,11 +178,13 @@ class StepPlanner:
         topology = self.topology
         parts: list[Stretch] = []
         states = {}
-        for number, share in zip(topology.group(self.step - 1), self._shares, strict=True):
-            if share:
-                lane = self._lane(number)
-                parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
-                states[number] = lane.state
+        group = zip(topology.group(self.step - 1), self._shares, strict=True)
+        lanes = {number: (self._lane(number), share) for number, share in group if share}
+        if self._mixes.streaming:
+            read_ahead(due for lane, _ in lanes.values() for due in lane.due())
+        for number, (lane, share) in lanes.items():
+            parts += lane.stretches(topology.global_batch_size // topology.lanes_per_step, self.step, share)
+            states[number] = lane.state
         if topology.balanced:
             parts = balanced_share(parts, topology.dp.index, topology.dp.count, topology.balance)
         refused = self._refused(gathered(parts)) if self._mixes.streaming else ()

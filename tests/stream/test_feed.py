@@ -15,7 +15,7 @@ from streamsft.errors import DataError, StateError
 from streamsft.order.keys import derive_key, shuffled
 from streamsft.sources.streaming import Encoded, Refused, StreamingSource
 from streamsft.stream.blocks import FeedState
-from streamsft.stream.feed import FedRow, Feed
+from streamsft.stream.feed import FedRow, Feed, read_ahead
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.lane import Lane
 from streamsft.stream.lanestate import LaneState
@@ -353,8 +353,50 @@ def test_reading_that_fails_goes_on_where_it_failed() -> None:
             feed.rows(range(12))
     expected = _feed(streamed(NAME, _shards(20), shuffle_window=4)).rows(range(12))
     assert [row.row for row in feed.rows(range(12))] == [row.row for row in expected]
-    feed.read_ahead(30)
+    read_ahead([(feed, 30)])
     assert len(feed._rows) == 31
+
+
+class Counting:
+    """An encoder that keeps how many rows each call had, and raises at a row that begins with one token."""
+
+    def __init__(self, failing: int = -1) -> None:
+        self.calls: list[int] = []
+        self.failing = failing
+
+    def __call__(self, rows: Sequence[Row]) -> Sequence[Encoded | Refused]:
+        self.calls.append(len(rows))
+        if any(ids[0] == self.failing for ids, _, _ in rows):
+            raise DataError("that row")
+        return encode_rows(rows)
+
+
+def test_feeds_of_a_source_are_read_ahead_in_calls_of_many_rows() -> None:
+    encode = Counting()
+    source = StreamingSource(name=NAME, reader=ListShards(_shards(*[50] * 4)), encode=encode, shuffle_window=8)
+    feeds = [_feed(source, lane, 4) for lane in range(4)]
+    read_ahead([(feed, 5) for feed in feeds])
+    assert encode.calls == [24]
+    read_ahead([(feed, 5) for feed in feeds])  # is there already
+    read_ahead([(feeds[0], 11), (feeds[1], 6)])
+    assert encode.calls[:2] == [24, 3]  # up to the end of a block
+    alone = [_feed(streamed(NAME, _shards(*[50] * 4), shuffle_window=8), lane, 4) for lane in range(4)]
+    for feed, other in zip(feeds, alone, strict=True):
+        assert [row.row for row in feed.rows(range(20))] == [row.row for row in other.rows(range(20))]
+
+
+def test_a_row_that_cannot_be_encoded_stops_its_feed_alone_until_it_is_needed() -> None:
+    shards: list[list[Row]] = [[([n, n + 1], [0, 1], "") for n in range(first, first + 20)] for first in (0, 20)]
+    whole = [_feed(streamed(NAME, shards, shuffle_window=4), lane, 2) for lane in range(2)]
+    rows = [[row.row for row in feed.rows(range(9))] for feed in whole]
+    encode = Counting(failing=rows[0][6])
+    source = StreamingSource(name=NAME, reader=ListShards(shards), encode=encode, shuffle_window=4)
+    feeds = [_feed(source, lane, 2) for lane in range(2)]
+    read_ahead([(feed, 8) for feed in feeds])
+    assert [row.row for row in feeds[1].rows(range(9))] == rows[1]
+    assert [row.row for row in feeds[0].rows(range(4))] == rows[0][:4]
+    with pytest.raises(DataError, match="that row"):
+        feeds[0].rows([8])
 
 
 def test_encoder_must_give_a_result_for_each_row() -> None:
