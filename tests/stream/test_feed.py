@@ -388,13 +388,13 @@ def test_feeds_of_a_source_are_read_ahead_in_calls_of_many_rows() -> None:
 def test_a_row_that_cannot_be_encoded_stops_its_feed_alone_until_it_is_needed() -> None:
     shards: list[list[Row]] = [[([n, n + 1], [0, 1], "") for n in range(first, first + 20)] for first in (0, 20)]
     whole = [_feed(streamed(NAME, shards, shuffle_window=4), lane, 2) for lane in range(2)]
-    rows = [[row.row for row in feed.rows(range(9))] for feed in whole]
+    rows = [[int(row.input_ids[0]) for row in feed.rows(range(9))] for feed in whole]
     encode = Counting(failing=rows[0][6])
     source = StreamingSource(name=NAME, reader=ListShards(shards), encode=encode, shuffle_window=4)
     feeds = [_feed(source, lane, 2) for lane in range(2)]
     read_ahead([(feed, 8) for feed in feeds])
-    assert [row.row for row in feeds[1].rows(range(9))] == rows[1]
-    assert [row.row for row in feeds[0].rows(range(4))] == rows[0][:4]
+    assert [int(row.input_ids[0]) for row in feeds[1].rows(range(9))] == rows[1]
+    assert [int(row.input_ids[0]) for row in feeds[0].rows(range(4))] == rows[0][:4]
     with pytest.raises(DataError, match="that row"):
         feeds[0].rows([8])
 
