@@ -29,6 +29,7 @@ from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut, all_rows, held_rows
 from streamsft.text.jobs import Transform, decode_columns
 from streamsft.text.plainrows import check_format
+from streamsft.text.preference import PREFERENCE
 from streamsft.text.rowencoders import ChatEncoder, Messages, RowsEncoder, TokenEncoder, TransformEncoder
 from streamsft.text.shardencoding import ShardEncoder
 
@@ -116,7 +117,12 @@ def shard_encoder(reader: ShardReader, name: str, **options: Unpack[EncoderOptio
     else:
         columns = options.get("columns") or transform.columns
         named = options.get("format") or transform.format
-        rows = ChatEncoder(transform, named or _detected(reader, where, columns), columns)
+        found = named or _detected(reader, where, columns)
+        if found == PREFERENCE:
+            raise ConfigError(
+                f"{where}: preference pairs are not streamed; have them tokenized once, without streaming"
+            )
+        rows = ChatEncoder(transform, found, columns)
     return ShardEncoder(
         rows,
         name=name,
