@@ -21,6 +21,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -36,12 +37,13 @@ from streamsft.training.audit import Audit
 from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
 from streamsft.training.edits import MIX_FILE, saved_mixes
 from streamsft.training.model import save_weights
+from streamsft.training.preference import weights_digest
 
 __all__ = ["Parts", "restore", "save", "seed_generators"]
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Parts:
     """The moving parts of a run, whose states make up a checkpoint.
 
@@ -53,6 +55,7 @@ class Parts:
         mix: what the mix is built from, as JSON.
         mix_before: the same of the mix before an edit, which windows may be open of.
         skipped_steps: steps so far that had no supervised token on any rank.
+        reference: the frozen model that the loss compares with; None where there is none.
     """
 
     loader: Loader
@@ -62,6 +65,12 @@ class Parts:
     mix: Mapping[str, Any] | None = None
     mix_before: Mapping[str, Any] | None = None
     skipped_steps: int = 0
+    reference: torch.nn.Module | None = None
+
+    @cached_property
+    def reference_digest(self) -> str | None:
+        """Digest of the weights of `reference`."""
+        return None if self.reference is None else weights_digest(self.reference)
 
 
 def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit: Audit | None, comm: Comm) -> None:
@@ -75,7 +84,11 @@ def save(parts: Parts, *, step: int, kind: str, keep: int, run_dir: Path, audit:
         "loader.json": state,
         MIX_FILE: saved_mixes(state, parts.mix, parts.mix_before),
         "metrics.json": parts.aggregator.gather_state(),
-        "trainer.json": {"step": step, "skipped_steps": parts.skipped_steps},
+        "trainer.json": {
+            "step": step,
+            "skipped_steps": parts.skipped_steps,
+            "reference": parts.reference_digest,
+        },
     }
     generators = gather_bytes(comm, _packed(_generator_states()))
 
@@ -110,7 +123,9 @@ def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) ->
     """
     with agreeing(comm):
         parts.aggregator.load_state(stored.json("metrics.json"))
-        parts.skipped_steps = stored.json("trainer.json")["skipped_steps"]
+        trainer = stored.json("trainer.json")
+        parts.skipped_steps = trainer["skipped_steps"]
+        _check_reference(stored, trainer.get("reference"), parts.reference_digest)
         if parts.optimizer is not None:
             name = "optimizer.pt"
             try:
@@ -124,6 +139,21 @@ def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) ->
             _set_generators(torch.load(io.BytesIO(states[comm.rank].numpy()), weights_only=True))
         else:
             seed_generators(seed, step=stored.step, rank=comm.rank)
+
+
+def _check_reference(stored: StoredCheckpoint, before: str | None, now: str | None) -> None:
+    if before == now:
+        return
+    if before is None or now is None:
+        old, new = ("cross_entropy", "dpo") if before is None else ("dpo", "cross_entropy")
+        raise RunError(
+            f"{stored.path}: the run trains with loss: {old}, now it is {new}; set train.loss back, or move the old "
+            "run aside with --fresh"
+        )
+    raise RunError(
+        f"{stored.path}: the model that the run began with, which loss: dpo compares with, had other weights (digest "
+        f"{before}, now {now}); give the same train.model, seed and tokenizer, or move the old run aside with --fresh"
+    )
 
 
 def seed_generators(seed: int, *, step: int, rank: int) -> None:
