@@ -83,7 +83,7 @@ class Conversation:
 @final
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, each with the prompt before it; messages of the prompt are flagged False.
+    """Two answers to one prompt, each with the prompt before it, of which no turn is trained on.
 
     Attributes:
         chosen: the conversation whose answer is preferred.
