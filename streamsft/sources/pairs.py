@@ -112,7 +112,8 @@ class SideBySide:
     @property
     def lengths(self) -> Int32s:
         """Tokens per row, int32[rows]."""
-        return self.store.lengths + self._shared
+        lengths: Int32s = self.store.lengths + self._shared
+        return lengths
 
     @property
     def supervised(self) -> Int32s:

@@ -39,8 +39,6 @@ class Encoded(NamedTuple):
 
     input_ids: Int32s
     loss_mask: Bools
-    pair: tuple[int, int] | None = None
-    """Of a preference pair `shared_length` and `chosen_length`; see `streamsft.sources.pairs`."""
 
 
 class Refused(NamedTuple):

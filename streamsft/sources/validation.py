@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -98,9 +99,7 @@ class Validator:
                 further |= self._carried.parts(name, batch.column(name).slice(first, last - first), where)
             mine = None if pairs is None else pairs[first:last]
             if mine is not None:
-                refuse_pairs(
-                    mine, lengths, supervised, lambda row, first=first: f"{where}, row {first_row + first + row}"
-                )  # type: ignore[misc]
+                refuse_pairs(mine, lengths, supervised, partial(_named, at))
                 further |= {SHARED: mine[:, 0], CHOSEN: mine[:, 1]}
             row = np.arange(self.facts.rows, self.facts.rows + len(lengths))
             self._fingerprint.update(values, supervised, lengths, row, further)
@@ -172,6 +171,10 @@ class Validator:
 
 def _span(column: Ragged, first: int, last: int) -> tuple[int, int]:
     return int(column.offsets[first]), int(column.offsets[last])
+
+
+def _named(at: tuple[str, int], row: int) -> str:
+    return f"{at[0]}{at[1] + row}"
 
 
 def _row(at: tuple[str, int], offsets: NDArray[Any], place: int) -> str:

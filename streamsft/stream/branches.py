@@ -101,4 +101,5 @@ def place_branches(pairs: Pairs, position_ids: Ints, document_ids: Ints, align: 
 def _ranges(first: Ints, length: Ints) -> Ints:
     """``first[i], first[i] + 1, …`` of `length[i]` numbers each, one behind the other."""
     before = np.cumsum(length) - length
-    return np.arange(int(length.sum())) + np.repeat(first - before, length)
+    numbers: Ints = np.arange(int(length.sum())) + np.repeat(first - before, length)
+    return numbers

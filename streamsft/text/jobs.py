@@ -151,7 +151,7 @@ def encode_chats(
     chat: ChatTokenizer | TextTokenizer,
     parse: Callable[[dict[str, Any]], Conversation | Pair],
     rows: Sequence[dict[str, Any] | BadRow],
-) -> list[Encoded | Refused]:
+) -> list[masks.Encoded | Refused]:
     """The tokens of rows that `parse` makes conversations of, or why there are none, in order."""
     conversations: list[Any] = []
     for row in rows:
@@ -162,13 +162,11 @@ def encode_chats(
         except RowRejected as rejection:
             conversations.append(rejection)
     encoded = iter(chat.encode(conversations))
-    return [Refused(row.reason, row.detail) if isinstance(row, BadRow) else _encoded(next(encoded)) for row in rows]
+    return [Refused(row.reason, row.detail) if isinstance(row, BadRow) else _told(next(encoded)) for row in rows]
 
 
-def _encoded(result: masks.Encoded | RowRejected) -> Encoded | Refused:
-    if isinstance(result, RowRejected):
-        return Refused(result.reason, result.detail)
-    return Encoded(result.input_ids, result.loss_mask, result.pair)
+def _told(result: masks.Encoded | RowRejected) -> masks.Encoded | Refused:
+    return Refused(result.reason, result.detail) if isinstance(result, RowRejected) else result
 
 
 def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Callable[[], str]) -> Encoded | Refused:
@@ -236,10 +234,10 @@ def _mask_of_labels(labels: Any, ids: NDArray[Any], what: str) -> NDArray[Any]:
     return np.asarray(found != UNSUPERVISED)
 
 
-def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> EncodedChunk:
+def _collected(rows: Sequence[Row], results: Sequence[Encoded | masks.Encoded | Refused]) -> EncodedChunk:
     """The results of a chunk's rows, laid end to end."""
-    accepted = [(index, result) for index, result in enumerate(results) if isinstance(result, Encoded)]
-    pairs = [result.pair for _, result in accepted if result.pair is not None]
+    accepted = [(index, result) for index, result in enumerate(results) if not isinstance(result, Refused)]
+    pairs = [pair for _, result in accepted if (pair := getattr(result, "pair", None)) is not None]
     return EncodedChunk(
         rows=len(rows),
         index=np.array([index for index, _ in accepted], np.int64),
