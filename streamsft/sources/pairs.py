@@ -25,7 +25,7 @@ from streamsft.sources.index import RowIndex
 from streamsft.sources.tokennames import CHOSEN, PAIR, SHARED
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["SideBySide", "carried_names", "holds_pairs", "refuse_pairs", "with_pairs"]
+__all__ = ["SideBySide", "carried_names", "holds_pairs", "validate_pairs", "with_pairs"]
 
 
 def holds_pairs(source: Any) -> bool:
@@ -44,7 +44,7 @@ def with_pairs(columns: dict[str, list[Any]], index: RowIndex, rows: Ints) -> di
     return columns if pairs is None else {**columns, PAIR: pairs}
 
 
-def refuse_pairs(pairs: Int32s, lengths: Int32s, loss_mask: Bools, where: Callable[[int], str]) -> None:
+def validate_pairs(pairs: Int32s, lengths: Int32s, loss_mask: Bools, where: Callable[[int], str]) -> None:
     """Check the pairs of some rows.
 
     Args:

@@ -15,7 +15,7 @@ from streamsft.sources.carried import CarriedDigest, check_images
 from streamsft.sources.columns import Ragged, ragged
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
-from streamsft.sources.pairs import refuse_pairs
+from streamsft.sources.pairs import validate_pairs
 from streamsft.sources.rowfacts import RowFacts
 from streamsft.sources.storecolumns import StoreColumns, decode
 from streamsft.sources.tokennames import ATTENTION, CHOSEN, IDS, LABELS, MASK, SHARED, UNSUPERVISED
@@ -99,7 +99,7 @@ class Validator:
                 further |= self._carried.parts(name, batch.column(name).slice(first, last - first), where)
             mine = None if pairs is None else pairs[first:last]
             if mine is not None:
-                refuse_pairs(mine, lengths, supervised, partial(_named, at))
+                validate_pairs(mine, lengths, supervised, partial(_named, at))
                 further |= {SHARED: mine[:, 0], CHOSEN: mine[:, 1]}
             row = np.arange(self.facts.rows, self.facts.rows + len(lengths))
             self._fingerprint.update(values, supervised, lengths, row, further)

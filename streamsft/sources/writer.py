@@ -15,7 +15,7 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
-from streamsft.sources.pairs import refuse_pairs
+from streamsft.sources.pairs import validate_pairs
 from streamsft.sources.store import TokenStore
 from streamsft.sources.targets import DirectoryTarget, MemoryTarget, store_schema
 from streamsft.sources.tokennames import CHOSEN, SHARED
@@ -219,7 +219,7 @@ class StoreWriter:
                 "all of its rows, int32[rows, 2] (pairs=True), or for none"
             )
         if self._pairs:
-            refuse_pairs(pairs, lengths, loss_mask, lambda at: f"{self._where}, row {row[at]}")
+            validate_pairs(pairs, lengths, loss_mask, lambda at: f"{self._where}, row {row[at]}")
 
     def _flush(self) -> None:
         if not self._pending:

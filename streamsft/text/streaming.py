@@ -23,7 +23,7 @@ from streamsft.sources.shardrows import FILE_SHIFT
 from streamsft.sources.shardvalues import decode_values
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import Encoded, RawRow, Refused, ShardReader, StreamingSource
-from streamsft.sources.tokennames import holds_tokens
+from streamsft.sources.tokennames import SHARED, holds_tokens
 from streamsft.text.filters import Filters, named_filters
 from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut, all_rows, held_rows
@@ -172,6 +172,10 @@ def _detected(reader: ShardReader, where: str, columns: Mapping[str, str]) -> st
 
 def _check_tokens(reader: ShardReader, where: str) -> None:
     first = next(iter(_first_rows(reader)), None)
+    if first is not None and SHARED in first:
+        raise ConfigError(
+            f"{where}: its rows are preference pairs ({SHARED}), which are not streamed; give it as a store"
+        )
     if first is not None and not holds_tokens(list(first)):
         raise ConfigError(
             f"{where}: its rows hold no input_ids and loss_mask or labels but {', '.join(first)}; give "

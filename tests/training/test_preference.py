@@ -21,6 +21,7 @@ from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.training.loop import train
+from streamsft.training.loss import token_loss_sum
 from streamsft.training.objective import Dpo, check_pairs
 from streamsft.training.preference import answer_log_probs, weights_digest
 from streamsft.training.settings import DPO_METRICS, TrainResult, TrainSettings
@@ -94,6 +95,11 @@ def test_the_loss_and_its_gradient_are_those_of_a_plain_implementation(batch: Ba
     assert rewards.item() == pytest.approx(sum(margins), abs=1e-10)
     for mine, other in zip(policy.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-6)  # the model's norms are in float32
+
+
+def test_cross_entropy_refuses_pairs(batch: Batch) -> None:
+    with pytest.raises(ConfigError, match="both answers alike"):
+        token_loss_sum(small_model(), batch)
 
 
 def test_both_layouts_give_the_same_log_probabilities() -> None:
