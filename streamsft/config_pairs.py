@@ -13,12 +13,15 @@ _PREFERENCE = "preference"
 
 
 def pair_rules(data: Mapping[str, Any], sources: Iterable[tuple[KeyPath, Mapping[str, Any]]]) -> Iterator[Issue]:
-    """Issues with pairs in the config `data`, whose mix has `sources`; pairs that are only detected are not seen."""
+    """Issues with pairs in the config `data`, whose mix has `sources`.
+
+    Pairs that are only detected are not seen; sources of weight 0 are not looked at.
+    """
     train, packing, evaluation = (_section(data, name) for name in ("train", "packing", "eval"))
     dpo = train.get("loss") == "dpo"
     trained = train.get("steps") is not None and train.get("model") != "none"
     for path, node in sources:
-        given = node.get("format")
+        given = node.get("format") if node.get("weight") != 0 else None
         if given == _PREFERENCE:
             yield from _source_rules(node, path)
             if trained and not dpo:

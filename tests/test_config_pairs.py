@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from streamsft.build import build_mix
+from streamsft.commands.init import init
+from streamsft.commands.preview_row import preview_row
 from streamsft.commands.train import train
 from streamsft.config import load_config
 from streamsft.errors import ConfigError
@@ -53,6 +58,28 @@ def test_what_does_not_go_together_is_told_with_its_place(
 @pytest.mark.parametrize("sections", [{}, {"train": {"steps": 4, "model": "none"}}, {"packing": {"align": 8}}])
 def test_what_goes_together_is_taken(sections: dict[str, Any], tmp_path: Path) -> None:
     load_config(config(tmp_path, {"overflow": "drop"}, **sections))
+
+
+def test_a_new_config_for_pairs_trains_on_them(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copy(CONFIGS / "data" / "sums.jsonl", tmp_path / "data")
+    console = Console(file=io.StringIO())
+    tokenizer = small_config(tmp_path)["tokenizer"]
+    init(tmp_path / "data", tokenizer=tokenizer, output=tmp_path / "c.yaml", check=False, console=console)
+    made = load_config(tmp_path / "c.yaml")
+    assert made.train.loss == "dpo"
+
+
+def test_one_row_is_shown_with_both_its_sides(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    tokenizer = small_config(tmp_path)["tokenizer"]
+    assert (
+        preview_row(CONFIGS / "preference.yaml", "sums:0", overrides=[f"tokenizer={tokenizer}"], console=console)
+        is None
+    )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "rendered as preference chosen" in shown
+    assert "rendered as preference rejected" in shown
 
 
 def test_packing_says_whether_a_prompt_is_shared(tmp_path: Path) -> None:
