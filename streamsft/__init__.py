@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from streamsft.sources.grouprows import ReadOptions as ReadOptions
     from streamsft.sources.grouptier import Tier as Tier
     from streamsft.sources.hub import HubDataset as HubDataset
+    from streamsft.sources.pairs import SideBySide as SideBySide
     from streamsft.sources.rowgroups import RowGroupStore as RowGroupStore
     from streamsft.sources.store import TokenStore as TokenStore
     from streamsft.sources.streaming import ShardReader as ShardReader, StreamingSource as StreamingSource
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         block_causal_mask as block_causal_mask,
         cu_seqlens as cu_seqlens,
         flex_block_mask as flex_block_mask,
+        flex_mask_mod as flex_mask_mod,
     )
     from streamsft.stream.collate import Batch as Batch
     from streamsft.stream.evaluation import EvalLoader as EvalLoader
@@ -126,6 +128,7 @@ if TYPE_CHECKING:
     from streamsft.text.holdout import HoldOut as HoldOut
     from streamsft.text.plain import TextTokenizer as TextTokenizer
     from streamsft.training.evaluating import evaluate as evaluate
+    from streamsft.training.preference import answer_log_probs as answer_log_probs
     from streamsft.training.settings import TrainResult as TrainResult
     from streamsft.types import (
         Pack as Pack,
@@ -187,11 +190,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.sources.grouprows": ("ReadOptions",),
     "streamsft.sources.grouptier": ("Tier",),
     "streamsft.sources.hub": ("HubDataset",),
+    "streamsft.sources.pairs": ("SideBySide",),
     "streamsft.sources.rowgroups": ("RowGroupStore",),
     "streamsft.sources.store": ("TokenStore",),
     "streamsft.sources.streaming": ("ShardReader", "StreamingSource"),
     "streamsft.sources.writer": ("StoreWriter",),
-    "streamsft.stream.attention": ("block_causal_mask", "cu_seqlens", "flex_block_mask"),
+    "streamsft.stream.attention": ("block_causal_mask", "cu_seqlens", "flex_block_mask", "flex_mask_mod"),
     "streamsft.stream.collate": ("Batch",),
     "streamsft.stream.evaluation": ("EvalLoader",),
     "streamsft.stream.faces": ("InfiniteDataset",),
@@ -206,6 +210,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.text.holdout": ("HoldOut",),
     "streamsft.text.plain": ("TextTokenizer",),
     "streamsft.training.evaluating": ("evaluate",),
+    "streamsft.training.preference": ("answer_log_probs",),
     "streamsft.training.settings": ("TrainResult",),
     "streamsft.types": ("Pack", "Sample", "Shard"),
 }

@@ -18,6 +18,7 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.metric import Metric
 from streamsft.metrics.sinks import GuardedSink, JsonlSink, Sink, TensorBoardSink
 from streamsft.sources.base import Source
+from streamsft.sources.pairs import SideBySide, holds_pairs
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.interleave import Child, Interleave
 from streamsft.stream.loader import Loader
@@ -25,7 +26,7 @@ from streamsft.stream.packer import Packer
 from streamsft.stream.sourcestream import SourceStream
 from streamsft.stream.weights import parsed, value_at
 from streamsft.text.summary import SourceSummary
-from streamsft.training.settings import DATA_METRICS, RUN_METRICS, TrainSettings
+from streamsft.training.settings import DATA_METRICS, DPO_METRICS, RUN_METRICS, TrainSettings
 from streamsft.types import Shard
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def build_mix(config: Config, sources: Mapping[str, BuiltSource | Source], *, st
 
     def leaf(given: SourceConfig, name: str) -> Child:
         source = sources[name]
+        if config.packing.pairs == "side_by_side" and holds_pairs(source):
+            source = SideBySide(source)
         overflow = given.overflows
         if isinstance(source, StreamingSource) or (given.shuffle == "rows" and overflow is None):
             return source
@@ -84,10 +87,11 @@ def build_packer(config: Config, mix: Interleave) -> Packer:
 
 def build_aggregator(config: Config, loader: Loader, metrics: Sequence[Metric], comm: Comm) -> Aggregator:
     """What gathers the metrics of a run of `config`."""
+    declared = DPO_METRICS if config.train.loss == "dpo" else RUN_METRICS
     return Aggregator(
         loader.sources,
         metrics,
-        DATA_METRICS if config.train.model == "none" else RUN_METRICS,
+        DATA_METRICS if config.train.model == "none" else declared,
         builtin=config.metrics.builtin,
         prefix=config.metrics.prefix,
         comm=comm,
@@ -121,6 +125,8 @@ def build_settings(config: Config) -> TrainSettings:
         async_save=train.async_save,
         audit=train.audit,
         seed=config.seed,
+        loss=train.loss,
+        beta=train.beta,
     )
 
 

@@ -153,6 +153,9 @@ class PackingConfig(Section):
     align: Positive = 1
     """Slots that each document takes a multiple of, such as twice the context-parallel size; what is behind its tokens
     has no label. It divides `sequence_length`."""
+    pairs: Literal["shared", "side_by_side"] = "shared"
+    """Whether the two answers of a preference pair share their prompt, which needs attention with a mask, or are two
+    documents of one pack with a prompt each."""
 
 
 class LoaderConfig(Section):
@@ -207,6 +210,10 @@ class TrainConfig(Section):
     """Steps between two checkpoints."""
     keep: Positive = 3
     """How many checkpoints are kept."""
+    loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
+    """cross_entropy: of the supervised tokens. dpo: of preference pairs, against the model as it was at the start."""
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    """With `loss: dpo`: how much a difference in log-probability counts."""
     lr: NonNegative = 3e-4
     """Peak learning rate."""
     warmup: Natural = 10

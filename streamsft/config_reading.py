@@ -12,7 +12,9 @@ from streamsft.config_values import Paths, PathText, Positive, Size, TextOrList,
 __all__ = ["IoConfig", "Rows", "Section", "TierConfig"]
 
 
-Format = Literal["messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "text", "tokens"]
+Format = Literal[
+    "messages", "sharegpt", "alpaca", "prompt_completion", "question_answer", "preference", "text", "tokens"
+]
 Overflow = Literal["truncate", "drop", "split", "error"]
 
 
@@ -68,15 +70,16 @@ class Rows(Section):
     data_files: TextOrList | None = None
     """With `hub`: only these files of the dataset."""
     format: Format | None = None
-    """How a row holds its conversation; by default detected from the first rows. text: it holds plain text, all of
-    which is trained on. tokens: it is tokenized already."""
+    """How a row holds its conversation; by default detected from the first rows. preference: it holds two answers to
+    one prompt, see docs/preference.md. text: it holds plain text, all of which is trained on. tokens: it is tokenized
+    already."""
     columns: dict[str, str] | None = None
     """What the format's fields are called in this data: field of the format → column."""
     train_on: TrainOn = "assistant"
     """Which messages are supervised."""
     overflow: Overflow | None = None
     """What happens to a sample longer than `sequence_length`; by default as `packing.overflow` says, and with `format:
-    text` it is split."""
+    text` it is split. Preference pairs are never cut: they are dropped, or it is an error."""
     on_bad_row: Literal["skip", "error"] = "skip"
     """Skip and count a row that cannot be used, or stop at it."""
 

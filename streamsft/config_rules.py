@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from streamsft.config_pairs import pair_rules
 from streamsft.config_weights import weight_rules
 from streamsft.config_yaml import Issue, KeyPath, dotted
 from streamsft.errors import ConfigError
@@ -49,6 +50,8 @@ def check_rules(data: Mapping[str, Any], without_tokenizer: Collection[str] = ()
             if "store" not in node and node.get("format") != "tokens" and path[-1] not in without_tokenizer:
                 texts.append(path)
     issues.extend(_eval_rules(data.get("eval"), mix["sources"], texts))
+    nodes = [(path, node) for path, node in _nodes(mix["sources"], (_MIX, "sources")) if "sources" not in node]
+    issues.extend(pair_rules(data, nodes))
     for path, node in _nodes(mix["sources"], (_MIX, "sources")):
         if node.get("holdout") is not None and f"{path[-1]}{HELD}" in seen:
             taken = dotted(seen[f"{path[-1]}{HELD}"])

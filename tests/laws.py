@@ -72,7 +72,11 @@ def _documents(batch: Batch, pack: int) -> list[Seen]:
     for number, (source, row, pass_index) in enumerate(batch.rows[pack], 1):
         slots = np.flatnonzero(numbers == number)
         assert np.array_equal(slots, np.arange(slots[0], slots[-1] + 1)), "a document's slots are not adjacent"
-        assert np.array_equal(np.diff(positions[slots]), np.ones(len(slots) - 1)), "positions do not count up"
+        counted = positions[slots].copy()
+        if batch.branch_ids is not None:  # the rejected branch of a pair begins at the position of the chosen one
+            branch = batch.branch_ids[pack].numpy()[slots]
+            counted[branch == 2] += np.count_nonzero(branch == 1)
+        assert np.array_equal(np.diff(counted), np.ones(len(slots) - 1)), "positions do not count up"
         labelled = labels[slots] != IGNORE
         assert np.array_equal(labels[slots][labelled], ids[slots][labelled]), "a label is not its token"
         found.append(

@@ -19,7 +19,14 @@ SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 
 
 def test_there_are_shipped_configs() -> None:
-    assert {file.stem for file in SHIPPED} >= {"quickstart", "real-mix", "nested", "streamed-mix", "instruct-mix"}
+    assert {file.stem for file in SHIPPED} >= {
+        "quickstart",
+        "real-mix",
+        "nested",
+        "streamed-mix",
+        "instruct-mix",
+        "preference",
+    }
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("parts", "evaluation", "integrations", "parallel")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("parts", "evaluation", "integrations", "parallel", "preference")),
 ]
 LINKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -13,6 +13,7 @@ from typing import final
 import numpy as np
 
 from streamsft.commands.init_looking import Candidate, Look
+from streamsft.text.preference import PREFERENCE
 
 __all__ = ["Proposal", "config_text", "proposed_length", "proposed_steps"]
 
@@ -90,11 +91,20 @@ def config_text(
             "train:",
             f"  steps: {proposed_steps(proposals, sequence_length)}   # about one pass over all rows",
             '  run_dir: "${CONFIG_DIR}/run"',
+            *(
+                ["  loss: dpo   # the rows are pairs of answers, see streamsft's docs/preference.md"]
+                if _all_pairs(proposals)
+                else []
+            ),
             "  model: tiny   # a small Llama to try the data on; or a model's path, or none for the data alone",
             "  audit: true   # write which rows each step was given",
             "",
         ]
     )
+
+
+def _all_pairs(proposals: Sequence[Proposal]) -> bool:
+    return all(one.look.format == PREFERENCE for one in proposals if one.weight)
 
 
 def _length_lines(proposals: Sequence[Proposal], sequence_length: int) -> Iterator[str]:

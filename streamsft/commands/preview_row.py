@@ -23,10 +23,11 @@ from streamsft.errors import ConfigError, DataError
 from streamsft.shown import placed
 from streamsft.sources.rawrows import BadRow, Row, RowReader, iterate_rows
 from streamsft.sources.shardrows import FILE_SHIFT
-from streamsft.text.conversation import REASONS, RowRejected
+from streamsft.text.conversation import REASONS, Pair, RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.jobs import decode_columns
 from streamsft.text.readers import open_reader
+from streamsft.text.rendering import Rendered
 from streamsft.text.tokenizing import detect_source_format
 from streamsft.types import Bools, Int32s
 
@@ -121,10 +122,19 @@ def _show_chat(
 ) -> None:
     columns = source.columns or {}
     format_name = source.format or detect_source_format(reader, name, columns)
-    conversation = parser(format_name, columns)(decode_columns(value, columns))
+    parsed = parser(format_name, columns)(decode_columns(value, columns))
     chat = encoders.of(source)
-    rendered = chat.render(conversation)
-    _heading(console, f"rendered as {format_name}, {LEGEND} text stands out")
+    sides = {" chosen": parsed.chosen, " rejected": parsed.rejected} if isinstance(parsed, Pair) else {"": parsed}
+    for side, conversation in sides.items():
+        _show_rendered(console, chat.render(conversation), f"rendered as {format_name}{side}")
+    encoded = chat.encode([parsed])[0]
+    if isinstance(encoded, RowRejected):
+        raise encoded
+    _show_tokens(console, encoded.input_ids, encoded.loss_mask, encoders)
+
+
+def _show_rendered(console: Console, rendered: Rendered, heading: str) -> None:
+    _heading(console, f"{heading}, {LEGEND} text stands out")
     parts, at = [], 0
     for start, stop in rendered.spans:
         parts += [(rendered.text[at:start], False), (rendered.text[start:stop], True)]
@@ -133,10 +143,6 @@ def _show_chat(
     _heading(console, "spans, in characters")
     for start, stop in rendered.spans:
         _print(console, f"{start}–{stop}: {rendered.text[start:stop]!r}")
-    encoded = chat.encode([conversation])[0]
-    if isinstance(encoded, RowRejected):
-        raise encoded
-    _show_tokens(console, encoded.input_ids, encoded.loss_mask, encoders)
 
 
 def _show_transformed(console: Console, result: Mapping[str, Any] | None, encoders: Encoders) -> None:

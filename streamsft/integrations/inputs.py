@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from streamsft.errors import ConfigError
+from streamsft.stream.attention import refuse_branches
 from streamsft.stream.collate import Batch
 
 __all__ = ["check_attention", "packed_inputs", "restarting_positions"]
@@ -57,7 +58,11 @@ def packed_inputs(batch: Batch, *, flat: bool = False) -> dict[str, Any]:
     Returns:
         ``input_ids``, ``labels`` and ``position_ids``, int64[packs, sequence_length] each, or
         int64[1, packs * sequence_length]; and the batch's images if there are any.
+
+    Raises:
+        ConfigError: a preference pair shares its prompt, which positions cannot say.
     """
+    refuse_branches(batch.branch_ids)
     tensors = {
         "input_ids": batch.input_ids,
         "labels": batch.labels,

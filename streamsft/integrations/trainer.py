@@ -16,6 +16,7 @@ from streamsft.integrations.microsteps import MicroSteps, check_ranks, derived_a
 from streamsft.integrations.trainerfiles import begin_checkpoint, read_stream, whole_checkpoint
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.loader import Loader
+from streamsft.training.loss import refuse_pairs
 
 __all__ = ["StreamTrainer", "StreamTrainerMixin"]
 
@@ -175,6 +176,7 @@ class _Inputs:
         while not (self._steps.at_border and self._steps.step >= self._last):
             batch = next(batches)
             self._steps.consumed(batch)
+            refuse_pairs(batch)
             yield packed_inputs(batch, flat=self._flat)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -25,7 +26,7 @@ from streamsft.sources.scan import stored_batches
 from streamsft.sources.store import TokenStore
 from streamsft.sources.storecolumns import StoreColumns, decode
 from streamsft.sources.storefiles import find_store_files
-from streamsft.sources.tokennames import IDS, MASK
+from streamsft.sources.tokennames import CHOSEN, IDS, MASK, SHARED
 from streamsft.sources.validation import Validator, pieces
 from streamsft.sources.writer import StoreWriter
 
@@ -114,9 +115,10 @@ class _Rows:
                 columns = StoreColumns.of(batch.schema, file.path, self._extras)
                 ids, mask = decode(batch, columns, file.path, first_row)
                 for first, last in pieces(ids.offsets):
-                    carried = [batch.column(name).slice(first, last - first) for name in columns.carried]
+                    names = [*((SHARED, CHOSEN) if columns.pairs else ()), *columns.carried]
+                    others = [batch.column(name).slice(first, last - first) for name in names]
                     lists = [_lists(ids, first, last, np.int32), _lists(mask, first, last, np.bool_)]
-                    yield pa.RecordBatch.from_arrays([*lists, *carried], [IDS, MASK, *columns.carried])
+                    yield pa.RecordBatch.from_arrays([*lists, *others], [IDS, MASK, *names])
                 first_row += batch.num_rows
             behind += file.size
             if self._advance is not None:
@@ -132,14 +134,18 @@ def _lists(column: Ragged, first: int, last: int, dtype: Any) -> pa.Array:
 
 
 def _write_store(rows: _Rows, place: Path) -> None:
-    with StoreWriter(place, files=rows.files.names) as writer:
-        for batch in rows:
-            if len(batch.schema) > 2:
+    batches = iter(rows)
+    first = next(batches, None)
+    pairs = first is not None and SHARED in first.schema.names
+    with StoreWriter(place, files=rows.files.names, pairs=pairs) as writer:
+        for batch in batches if first is None else chain((first,), batches):
+            if len(batch.schema) > (4 if pairs else 2):
                 raise StoreError(f"{place}: the rows hold images, which a store of streamsft's own layout does not")
             ids, mask = batch.column(0), batch.column(1)
             lengths = np.diff(np.asarray(ids.offsets)).astype(np.int32)
             number = np.arange(writer.rows, writer.rows + len(lengths))
-            writer.append(np.asarray(ids.values), np.asarray(mask.values).view(np.bool_), lengths, number)
+            both = np.stack([np.asarray(batch.column(name)) for name in (SHARED, CHOSEN)], axis=1) if pairs else None
+            writer.append(np.asarray(ids.values), np.asarray(mask.values).view(np.bool_), lengths, number, pairs=both)
 
 
 def _write_files(

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
+from streamsft.sources.tokennames import CHOSEN, SHARED
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["INDEX_FILE", "RowIndex", "RowStats", "index_sections", "load_index", "row_stats"]
 
 INDEX_FILE = "streamsft-index.bin"
 _MAGIC = b"ssftidx2"
-_SOMETIMES = (("whole", "|b1"), ("byte", "<i8"))
+_SOMETIMES = (("whole", "|b1"), ("byte", "<i8"), (SHARED, "<i4"), (CHOSEN, "<i4"))
 """Columns that only some stores need."""
 _COLUMNS = (
     ("row", "<i8"),
@@ -47,6 +48,8 @@ class RowIndex:
         file: int32[rows], number of the file of origin in the manifest's ``files``.
         whole: bool[rows], True where the row must not be cut, for it holds images; None where all may be.
         byte: int64[rows], where the row begins in a text file; None in other stores.
+        shared_length: int32[rows], of a store of preference pairs: tokens that both answers see; None in others.
+        chosen_length: int32[rows], beside it: tokens of the chosen branch, behind the shared ones.
     """
 
     bounds: Ints
@@ -58,6 +61,19 @@ class RowIndex:
     file: Int32s
     whole: Bools | None = None
     byte: Ints | None = None
+    shared_length: Int32s | None = None
+    chosen_length: Int32s | None = None
+
+    @property
+    def uncut(self) -> Bools | None:
+        """True where the row must not be cut, for it holds images or is a pair, bool[rows]; None where all may be."""
+        return self.whole if self.chosen_length is None else np.ones(len(self.row), np.bool_)
+
+    def pairs(self, index: Ints) -> Int32s | None:
+        """`shared_length` and `chosen_length` of the rows `index` (int64[k]), int32[k, 2]; None without pairs."""
+        if self.shared_length is None or self.chosen_length is None:
+            return None
+        return np.stack([self.shared_length[index], self.chosen_length[index]], axis=1)
 
 
 @final

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
-from streamsft.sources.tokennames import ATTENTION, IDS, LABELS, MASK, UNSUPERVISED
+from streamsft.sources.tokennames import ATTENTION, CHOSEN, IDS, LABELS, MASK, SHARED, UNSUPERVISED
 from streamsft.types import Bools, Int32s
 
 __all__ = ["checked_row"]
@@ -29,6 +29,10 @@ def checked_row(row: Mapping[str, Any], where: str) -> tuple[Int32s, Bools]:
         missing.append(MASK)
     if missing:
         raise StoreError(f"{where}: has no {' and no '.join(missing)}, only {', '.join(map(str, row))}")
+    if SHARED in row or CHOSEN in row:
+        raise StoreError(
+            f"{where}: has a {SHARED}, so it is a preference pair, which JSON does not hold; write Arrow or Parquet"
+        )
     ids = _numbers(row[IDS], f"{where}, {IDS}")
     _check(ids, (ids < 0) | (ids > _MAX_ID), f"{where}: {IDS}", f"allowed are 0 to {_MAX_ID:,}")
     found: list[Bools] = []

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft.sources.index import RowIndex, RowStats
+from streamsft.sources.tokennames import CHOSEN, SHARED
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["RowFacts"]
@@ -32,6 +33,8 @@ class RowFacts:
         self._first_supervised = _Growing(np.int32)
         self._whole = _Growing(np.bool_)
         self._byte = _Growing(np.int64)
+        self._shared = _Growing(np.int32)
+        self._chosen = _Growing(np.int32)
         self._runs: list[list[int]] = []  # file, number of the first row in it, rows
 
     def append(
@@ -43,6 +46,7 @@ class RowFacts:
         file_row: int,
         whole: Bools | None = None,
         byte: Ints | None = None,
+        pairs: Int32s | None = None,
     ) -> None:
         """Add k rows.
 
@@ -53,6 +57,7 @@ class RowFacts:
             file_row: number in it of the first of them; the others follow.
             whole: bool[k], True where a row must not be cut; none is by default.
             byte: int64[k], where each begins in a text file. Given for all rows of a store, or for none.
+            pairs: int32[k, 2], as of `RowIndex.pairs`. Given for all rows of a store, or for none.
         """
         self._length.append(lengths)
         self._supervised.append(stats.supervised)
@@ -62,6 +67,9 @@ class RowFacts:
             self._whole.append(np.zeros(len(lengths), np.bool_) if whole is None else whole)
         if byte is not None:
             self._byte.append(byte)
+        if pairs is not None:
+            self._shared.append(pairs[:, 0])
+            self._chosen.append(pairs[:, 1])
         last = self._runs[-1] if self._runs else None
         if last is not None and last[0] == file and last[1] + last[2] == file_row:
             last[2] += len(lengths)
@@ -72,7 +80,8 @@ class RowFacts:
     @property
     def further(self) -> list[str]:
         """Which columns there are of those that only some stores have."""
-        return [name for name, column in (("whole", self._whole), ("byte", self._byte)) if column.size]
+        columns = {"whole": self._whole, "byte": self._byte, SHARED: self._shared, CHOSEN: self._chosen}
+        return [name for name, column in columns.items() if column.size]
 
     def column(self, name: str) -> Iterable[NDArray[Any]]:
         """A column of `RowIndex` but for `bounds`, chunk by chunk."""
@@ -88,6 +97,8 @@ class RowFacts:
             "first_supervised": self._first_supervised,
             "whole": self._whole,
             "byte": self._byte,
+            SHARED: self._shared,
+            CHOSEN: self._chosen,
         }
         return stored[name].chunks()
 
@@ -121,6 +132,8 @@ class RowFacts:
             file=joined("file", np.int32),
             whole=joined("whole", np.bool_) if self._whole.size else None,
             byte=joined("byte", np.int64) if self._byte.size else None,
+            shared_length=joined(SHARED, np.int32) if self._shared.size else None,
+            chosen_length=joined(CHOSEN, np.int32) if self._chosen.size else None,
         )
 
 

@@ -16,6 +16,7 @@ from streamsft.sources.grouptier import Tier
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
 from streamsft.sources.opening import Layout
+from streamsft.sources.pairs import carried_names, with_pairs
 from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 __all__ = ["RowGroupStore"]
@@ -167,8 +168,8 @@ class RowGroupStore:
 
     @property
     def whole(self) -> Bools | None:
-        """True where a row must not be cut since it holds images, bool[rows]; None where every row may be."""
-        return self._known.sidecar.index.whole
+        """True where a row must not be cut, for it holds images or is a pair, bool[rows]; None where all may be."""
+        return self._known.sidecar.index.uncut
 
     @property
     def groups(self) -> int:
@@ -216,12 +217,13 @@ class RowGroupStore:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The columns that travel with the rows: images if there are any, and the extras that were named."""
-        return self._known.sidecar.carried
+        """What travels with the rows: images if there are any, the extras that were named, and ``pair`` of pairs."""
+        return carried_names(self._known.sidecar.carried, self._known.sidecar.index)
 
-    def read_carried(self, index: Ints) -> dict[str, list[Any]]:
-        """What travels with the stored rows `index`, by column; lists of numbers as arrays, null as None."""
-        return self._rows.carried(index)
+    def read_carried(self, index: Ints) -> dict[str, Any]:
+        """As of a `TokenStore`."""
+        found = self._rows.carried(index) if self._known.sidecar.carried else {}
+        return with_pairs(found, self._known.sidecar.index, index)
 
     def __len__(self) -> int:
         return self.manifest.rows

@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.opening import Layout, Opened, open_store, open_table
+from streamsft.sources.pairs import carried_names, with_pairs
 from streamsft.sources.paths import Paths
 from streamsft.sources.storefiles import absolute, name_of
 from streamsft.sources.vocabulary import refuse_ids_beyond
@@ -111,11 +112,13 @@ class TokenStore:
         return cls(check_name(name), open_table(table, f"source {name}", extras=extras), None, extras)
 
     @staticmethod
-    def writer(path: str | Path | None, *, name: str | None = None, files: Sequence[str] = ()) -> StoreWriter:
+    def writer(
+        path: str | Path | None, *, name: str | None = None, files: Sequence[str] = (), pairs: bool = False
+    ) -> StoreWriter:
         """Build a store at `path`, or in memory if it is None; see `StoreWriter`."""
         from streamsft.sources.writer import StoreWriter
 
-        return StoreWriter(path, name=name, files=files)
+        return StoreWriter(path, name=name, files=files, pairs=pairs)
 
     @property
     def name(self) -> str:
@@ -201,17 +204,18 @@ class TokenStore:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The columns that travel with the rows: images if there are any, and the extras that were named."""
-        return self._data.carried
+        """What travels with the rows: images if there are any, the extras that were named, and ``pair`` of pairs."""
+        return carried_names(self._data.carried, self._data.index)
 
-    def read_carried(self, index: Ints) -> dict[str, list[Any]]:
-        """What travels with the stored rows `index`, by column; lists of numbers as arrays, null as None."""
-        return self._data.rows.carried(index) if self._data.carried else {}
+    def read_carried(self, index: Ints) -> dict[str, Any]:
+        """What travels with the stored rows `index`, by column; lists of numbers as arrays, null as None. Of pairs
+        ``pair`` is one array, int32[k, 2]: see `streamsft.sources.pairs`."""
+        return with_pairs(self._data.rows.carried(index) if self._data.carried else {}, self._data.index, index)
 
     @property
     def whole(self) -> Bools | None:
-        """True where a row must not be cut since it holds images, bool[rows]; None where every row may be."""
-        return self._data.index.whole
+        """True where a row must not be cut, for it holds images or is a pair, bool[rows]; None where all may be."""
+        return self._data.index.uncut
 
     def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
         """Ids of the stored rows `index`, as `read` gives them."""

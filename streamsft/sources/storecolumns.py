@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.columns import Ragged, ragged
-from streamsft.sources.tokennames import ATTENTION, GRIDS, IDS, LABELS, MASK, PIXELS
+from streamsft.sources.tokennames import ATTENTION, CHOSEN, GRIDS, IDS, LABELS, MASK, PIXELS, SHARED
 
 __all__ = ["Chunk", "StoreColumns", "decode"]
+
+_KNOWN = (IDS, MASK, LABELS, ATTENTION, PIXELS, GRIDS, SHARED, CHOSEN)
 
 Chunk = tuple[Ragged, Ragged]
 """Ids and masks of some rows."""
@@ -28,12 +30,14 @@ class StoreColumns:
         beside: columns that are checked and then not used: ``attention_mask``, ``labels`` beside ``loss_mask``.
         images: whether there are ``pixel_values`` and ``image_grid_thw``.
         extras: columns that travel with their rows because they were named.
+        pairs: whether the rows are preference pairs: there are ``shared_length`` and ``chosen_length``.
     """
 
     supervision: str
     beside: tuple[str, ...] = ()
     images: bool = False
     extras: tuple[str, ...] = ()
+    pairs: bool = False
 
     @classmethod
     def of(cls, schema: pa.Schema, where: str, extras: Sequence[str] = ()) -> Self:
@@ -48,9 +52,15 @@ class StoreColumns:
         if images != (GRIDS in names):
             there, missing = (PIXELS, GRIDS) if images else (GRIDS, PIXELS)
             raise StoreError(f"{where}: has {there} but no column {missing}; images need both, rows of text neither")
+        pairs = SHARED in names
+        if pairs != (CHOSEN in names):
+            there, missing = (SHARED, CHOSEN) if pairs else (CHOSEN, SHARED)
+            raise StoreError(f"{where}: has {there} but no column {missing}; pairs need both, other rows neither")
+        if pairs and images:
+            raise StoreError(f"{where}: has pairs ({SHARED}) with images ({PIXELS}); pairs are of text alone")
         supervision = MASK if MASK in names else LABELS
         beside = [name for name in (LABELS, ATTENTION) if name in names and name != supervision]
-        return cls(supervision=supervision, beside=tuple(beside), images=images, extras=tuple(extras))
+        return cls(supervision=supervision, beside=tuple(beside), images=images, extras=tuple(extras), pairs=pairs)
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -65,7 +75,7 @@ class StoreColumns:
     @property
     def checked(self) -> tuple[str, ...]:
         """What is read when the file is validated."""
-        return (*self.read, *self.beside)
+        return (*self.read, *self.beside, *((SHARED, CHOSEN) if self.pairs else ()))
 
 
 def _check_present(names: Sequence[str], where: str, extras: Sequence[str]) -> None:
@@ -78,11 +88,11 @@ def _check_present(names: Sequence[str], where: str, extras: Sequence[str]) -> N
             "input_ids, and loss_mask or labels (for text give the source a `path` and the format of its rows)"
         )
     for name in extras:
-        if name in (IDS, MASK, LABELS, ATTENTION, PIXELS, GRIDS):
+        if name in _KNOWN:
             raise StoreError(f"{where}: extras: {name} is read already; name columns without a meaning of their own")
         if name not in names:
             raise StoreError(f"{where}: extras: has no column {name}, only {', '.join(names)}")
-    for name in (IDS, MASK, LABELS, ATTENTION, PIXELS, GRIDS, *extras):
+    for name in (*_KNOWN, *extras):
         if names.count(name) > 1:
             raise StoreError(f"{where}: has {names.count(name)} columns called {name}; rename or remove all but one")
 

@@ -27,11 +27,12 @@ from streamsft.sources.publish import (
 )
 from streamsft.sources.sidecar import Sidecar
 from streamsft.sources.storefiles import data_files
+from streamsft.sources.tokennames import CHOSEN, SHARED
 
-__all__ = ["SCHEMA", "DirectoryTarget", "MemoryTarget"]
+__all__ = ["DirectoryTarget", "MemoryTarget", "store_schema"]
 
 _DATA_FILE = "data-00000-of-00001.arrow"
-SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.int8())),
@@ -43,25 +44,35 @@ SCHEMA = pa.schema(
         ("first_supervised", pa.int32()),
     ]
 )
+_PAIRS = (SHARED, CHOSEN)
+
+
+def store_schema(pairs: bool) -> pa.Schema:
+    """The columns of a store, of preference pairs or of other rows."""
+    schema = _SCHEMA
+    for name in _PAIRS if pairs else ():
+        schema = schema.append(pa.field(name, pa.int32()))
+    return schema
 
 
 @final
 class MemoryTarget:
-    """Keeps a store's record batches in memory."""
+    """Keeps a store's record batches, of `schema`, in memory."""
 
     directory: Path | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self._batches: list[pa.RecordBatch] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add a batch of `SCHEMA`."""
+        """Add a batch."""
         self._batches.append(batch)
 
     def publish(self, manifest: Manifest) -> Opened:
         """The store of all batches."""
-        table = pa.Table.from_batches(self._batches, SCHEMA)
-        columns: dict[str, Any] = {name: table.column(name).to_numpy() for name in SCHEMA.names[2:]}
+        table = pa.Table.from_batches(self._batches, self._schema)
+        columns: dict[str, Any] = {name: table.column(name).to_numpy() for name in self._schema.names[2:]}
         bounds = np.zeros(len(table) + 1, np.int64)
         np.cumsum(columns["length"], out=bounds[1:])
         known = Sidecar(index=RowIndex(bounds=bounds, **columns), manifest=manifest)
@@ -74,14 +85,15 @@ class MemoryTarget:
 
 @final
 class DirectoryTarget:
-    """Writes a store to a temporary directory beside `path` that takes its place at the end.
+    """Writes a store of `schema` to a temporary directory beside `path` that takes its place at the end.
 
     Raises:
         OSError: from any method, when the system refuses; the caller then calls `discard`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
+        self._schema = schema
         path.parent.mkdir(parents=True, exist_ok=True)
         clean_up_after_the_dead(path)
         self.directory: Path | None = temporary_name(path)
@@ -89,13 +101,13 @@ class DirectoryTarget:
         self._temporary.mkdir()
         try:
             self._data = DigestFile(self._temporary / _DATA_FILE)
-            self._stream = pa.ipc.new_stream(self._data, SCHEMA)
+            self._stream = pa.ipc.new_stream(self._data, schema)
         except OSError:
             self.discard()
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add a batch of `SCHEMA`."""
+        """Add a batch."""
         self._stream.write_batch(batch)
 
     def publish(self, manifest: Manifest) -> Opened:
@@ -106,7 +118,8 @@ class DirectoryTarget:
         """
         self._stream.close()
         checksums = {_DATA_FILE: self._data.finish()}
-        index = index_sections(self._column, manifest.rows, {"fingerprint": manifest.fingerprint})
+        further = [name for name in _PAIRS if name in self._schema.names]
+        index = index_sections(self._column, manifest.rows, {"fingerprint": manifest.fingerprint}, further)
         checksums[INDEX_FILE] = self._put(INDEX_FILE, index)
         for name, content in (("state.json", _state(manifest)), ("dataset_info.json", {})):
             checksums[name] = self._put(name, [json.dumps(content, indent=1, sort_keys=True).encode()])
@@ -136,7 +149,7 @@ class DirectoryTarget:
 
     def _column(self, name: str) -> Iterator[NDArray[Any]]:
         """One per-row column of the data file, batch by batch."""
-        options = pa.ipc.IpcReadOptions(included_fields=[SCHEMA.get_field_index(name)])
+        options = pa.ipc.IpcReadOptions(included_fields=[self._schema.get_field_index(name)])
         with pa.memory_map(str(self._temporary / _DATA_FILE)) as source:
             for batch in pa.ipc.open_stream(source, options=options):
                 yield batch.column(0).to_numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -14,9 +15,10 @@ from streamsft.sources.carried import CarriedDigest, check_images
 from streamsft.sources.columns import Ragged, ragged
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
+from streamsft.sources.pairs import validate_pairs
 from streamsft.sources.rowfacts import RowFacts
 from streamsft.sources.storecolumns import StoreColumns, decode
-from streamsft.sources.tokennames import ATTENTION, IDS, LABELS, MASK, UNSUPERVISED
+from streamsft.sources.tokennames import ATTENTION, CHOSEN, IDS, LABELS, MASK, SHARED, UNSUPERVISED
 from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Validator", "pieces"]
@@ -84,6 +86,7 @@ class Validator:
         columns = self._columns_of(batch.schema, where)
         ids, mask = decode(batch, columns, where, first_row)
         whole = check_images(batch, where, first_row) if columns.images else None
+        pairs = _pairs(batch, where) if columns.pairs else None
         beside = {name: _beside(batch, name, where, first_row) for name in columns.beside}
         for first, last in pieces(ids.offsets):
             at = f"{where}, row ", first_row + first
@@ -94,6 +97,10 @@ class Validator:
             further: dict[str, NDArray[Any]] = {}
             for name in columns.carried:
                 further |= self._carried.parts(name, batch.column(name).slice(first, last - first), where)
+            mine = None if pairs is None else pairs[first:last]
+            if mine is not None:
+                validate_pairs(mine, lengths, supervised, partial(_named, at))
+                further |= {SHARED: mine[:, 0], CHOSEN: mine[:, 1]}
             row = np.arange(self.facts.rows, self.facts.rows + len(lengths))
             self._fingerprint.update(values, supervised, lengths, row, further)
             self.facts.append(
@@ -103,12 +110,16 @@ class Validator:
                 file_row=first_row + first,
                 whole=None if whole is None else whole[first:last],
                 byte=None if byte is None else byte[first:last],
+                pairs=mine,
             )
 
     def _columns_of(self, schema: pa.Schema, where: str) -> StoreColumns:
         if self._columns is None or schema != self._schema:
             before, self._schema = self._columns, schema
             self._columns = StoreColumns.of(schema, where, self._extras)
+            if before is not None and before.pairs != self._columns.pairs:
+                has, others = ("has pairs", "have none") if self._columns.pairs else ("has no pairs", "have")
+                raise StoreError(f"{where}: {has}, and the files before it {others}; make them two sources")
             if before is not None and before.images != self._columns.images:
                 has, others = ("has images", "have none") if self._columns.images else ("has no images", "have")
                 raise StoreError(f"{where}: {has}, and the files before it {others}; make them two sources")
@@ -162,6 +173,10 @@ def _span(column: Ragged, first: int, last: int) -> tuple[int, int]:
     return int(column.offsets[first]), int(column.offsets[last])
 
 
+def _named(at: tuple[str, int], row: int) -> str:
+    return f"{at[0]}{at[1] + row}"
+
+
 def _row(at: tuple[str, int], offsets: NDArray[Any], place: int) -> str:
     """Names the row that holds the value at `place` behind the first of these rows."""
     return f"{at[0]}{at[1] + int(np.searchsorted(offsets - offsets[0], place, side='right')) - 1}"
@@ -211,6 +226,17 @@ def _check_labels(labels: NDArray[Any], ids: NDArray[Any], offsets: NDArray[Any]
             f"{_row(at, offsets, place)}: labels holds {labels[place]} where input_ids has {ids[place]}; a label is "
             "the id at its own place (the model shifts them), or -100 where nothing is trained"
         )
+
+
+def _pairs(batch: pa.RecordBatch, where: str) -> Int32s:
+    """`shared_length` and `chosen_length` of a record batch, int32[rows, 2]."""
+    found = []
+    for name in (SHARED, CHOSEN):
+        column = batch.column(name)
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise StoreError(f"{where}, column {name}: is {column.type} or has a null; write whole numbers")
+        found.append(column.to_numpy(zero_copy_only=False).astype(np.int32))
+    return np.stack(found, axis=1)
 
 
 def _beside(batch: pa.RecordBatch, name: str, where: str, first_row: int) -> Ragged:

@@ -15,8 +15,10 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
+from streamsft.sources.pairs import validate_pairs
 from streamsft.sources.store import TokenStore
-from streamsft.sources.targets import SCHEMA, DirectoryTarget, MemoryTarget
+from streamsft.sources.targets import DirectoryTarget, MemoryTarget, store_schema
+from streamsft.sources.tokennames import CHOSEN, SHARED
 from streamsft.sources.validation import pieces
 from streamsft.types import Bools, Int32s, Ints, check_name
 
@@ -25,7 +27,7 @@ __all__ = ["StoreWriter"]
 _BATCH_TOKENS = 1 << 20
 _BATCH_ROWS = 1 << 16
 
-_Rows = tuple[Int32s, Bools, Int32s, Ints, Int32s, Ints]
+_Rows = tuple[Int32s, Bools, Int32s, Ints, Int32s, Ints, Int32s]
 
 
 @final
@@ -49,13 +51,18 @@ class StoreWriter:
         path: the directory to be made, or None for a store in memory.
         name: the source's name, by default the directory's.
         files: names of the files of origin, in the order of their numbers in `append`; the list may grow until `close`.
+        pairs: whether the rows are preference pairs, see `streamsft.sources.pairs`.
 
     Raises:
         StoreError: the directory cannot be made.
     """
 
-    def __init__(self, path: str | Path | None, *, name: str | None = None, files: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: str | Path | None, *, name: str | None = None, files: Sequence[str] = (), pairs: bool = False
+    ) -> None:
         self.files = list(files)
+        self._pairs = pairs
+        self._schema = store_schema(pairs)
         self._path = None if path is None else Path(path).absolute()
         self._name = _name_of(self._path) if name is None else check_name(name)
         self._fingerprint = Fingerprint()
@@ -66,7 +73,10 @@ class StoreWriter:
         self._last_row = -1
         self._closed = False
         with self._writing():
-            self._target = MemoryTarget() if self._path is None else DirectoryTarget(self._path)
+            if self._path is None:
+                self._target: MemoryTarget | DirectoryTarget = MemoryTarget(self._schema)
+            else:
+                self._target = DirectoryTarget(self._path, self._schema)
 
     @property
     def directory(self) -> Path | None:
@@ -86,6 +96,7 @@ class StoreWriter:
         row: Ints,
         file: Int32s | None = None,
         file_row: Ints | None = None,
+        pairs: Int32s | None = None,
     ) -> None:
         """Add k rows, laid end to end.
 
@@ -96,6 +107,7 @@ class StoreWriter:
             row: number of each row in the source's input order, int64[k], strictly increasing over all calls.
             file: number of the file of origin, int32[k]; 0 by default.
             file_row: number of each row within that file, int64[k]; `row` by default.
+            pairs: of preference pairs `shared_length` and `chosen_length` of each, int32[k, 2].
 
         Raises:
             StoreError: the arrays do not fit together, or they cannot be written (the disk is full, say).
@@ -109,11 +121,13 @@ class StoreWriter:
             np.asarray(row, np.int64),
             np.zeros(len(row), np.int32) if file is None else np.asarray(file, np.int32),
             np.asarray(row if file_row is None else file_row, np.int64),
+            np.empty((len(row), 0), np.int32) if pairs is None else np.asarray(pairs, np.int32),
         )
         if len(rows[3]) == 0:
             return
         self._check(rows)
-        self._fingerprint.update(*rows[:4])
+        further = {SHARED: rows[6][:, 0], CHOSEN: rows[6][:, 1]} if self._pairs else None
+        self._fingerprint.update(*rows[:4], further)
         self._rows += len(rows[3])
         self._tokens += len(rows[0])
         self._last_row = int(rows[3][-1])
@@ -185,7 +199,7 @@ class StoreWriter:
         return str(self._path or f"source {self._name}")
 
     def _check(self, rows: _Rows) -> None:
-        input_ids, loss_mask, lengths, row, file, file_row = rows
+        input_ids, loss_mask, lengths, row, file, file_row, pairs = rows
         total = int(lengths.sum(dtype=np.int64))
         if not len(input_ids) == len(loss_mask) == total or not len(lengths) == len(row) == len(file) == len(file_row):
             raise StoreError(
@@ -199,6 +213,13 @@ class StoreWriter:
             raise StoreError(
                 f"{self._where}: row numbers must increase; after {self._last_row} came {row[:8].tolist()}…"
             )
+        if pairs.shape != (len(row), 2 if self._pairs else 0):
+            raise StoreError(
+                f"{self._where}: pairs of shape {list(pairs.shape)} for {len(row)} rows; a store has them for "
+                "all of its rows, int32[rows, 2] (pairs=True), or for none"
+            )
+        if self._pairs:
+            validate_pairs(pairs, lengths, loss_mask, lambda at: f"{self._where}, row {row[at]}")
 
     def _flush(self) -> None:
         if not self._pending:
@@ -216,7 +237,7 @@ class StoreWriter:
                 self._target.write(batch)
 
     def _batch(
-        self, ids: Int32s, mask: Bools, lengths: Int32s, row: Ints, file: Int32s, file_row: Ints
+        self, ids: Int32s, mask: Bools, lengths: Int32s, row: Ints, file: Int32s, file_row: Ints, pairs: Int32s
     ) -> pa.RecordBatch:
         stats = row_stats(mask, lengths)
         self._supervised += int(stats.supervised.sum(dtype=np.int64))
@@ -224,9 +245,9 @@ class StoreWriter:
         arrays = [
             pa.ListArray.from_arrays(offsets, pa.array(ids)),
             pa.ListArray.from_arrays(offsets, pa.array(mask.view(np.int8))),
-            *map(pa.array, (row, file, file_row, lengths, stats.supervised, stats.first_supervised)),
+            *map(pa.array, (row, file, file_row, lengths, stats.supervised, stats.first_supervised, *pairs.T)),
         ]
-        return pa.record_batch(arrays, schema=SCHEMA)
+        return pa.record_batch(arrays, schema=self._schema)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

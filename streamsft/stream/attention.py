@@ -9,32 +9,42 @@ variable-length kernels          `cu_seqlens`: borders of documents over all pac
 transformers, by its keywords    `Batch.model_inputs()` with a mask, `Batch.packed_inputs()` with borders
 ================================ ==============================================================================
 
-All are made on the training side from `Batch.document_ids`, on its device, never in a loader worker.
+All are made on the training side from `Batch.document_ids`, on its device, never in a loader worker. Preference pairs
+that share their prompt need `Batch.branch_ids` too, and attention by one of the first two.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+
+from streamsft.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["block_causal_mask", "cu_seqlens", "flex_block_mask"]
+__all__ = ["block_causal_mask", "cu_seqlens", "flex_block_mask", "flex_mask_mod", "refuse_branches"]
+
+MaskMod: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]"
 
 
-def block_causal_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """The mask under which each document sees itself alone, causally.
+def block_causal_mask(document_ids: torch.Tensor, branch_ids: torch.Tensor | None = None) -> torch.Tensor:
+    """The mask under which each document sees itself alone, causally, and a branch of it no other branch.
 
     Args:
         document_ids: int64[packs, sequence_length]; 0 on padding.
+        branch_ids: int64[packs, sequence_length], as in `Batch`: a branch sees itself and what has branch 0.
 
     Returns:
         bool[packs, 1, sequence_length, sequence_length], True where a query (third axis) sees a key (fourth).
         Padding sees padding, so that no row is all False and a softmax over it stays finite.
     """
     same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    if branch_ids is not None:
+        key = branch_ids[:, None, None, :]
+        same &= (key == 0) | (key == branch_ids[:, None, :, None])
     return same.tril_()
 
 
@@ -56,13 +66,39 @@ def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     return borders.to(torch.int32), int(borders.diff().max())
 
 
-def flex_block_mask(document_ids: torch.Tensor) -> BlockMask:
-    """The same mask as a FlexAttention `BlockMask` for ``[packs, heads, sequence_length, head_dim]`` inputs."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    packs, slots = document_ids.shape
+def flex_mask_mod(document_ids: torch.Tensor, branch_ids: torch.Tensor | None = None) -> MaskMod:
+    """The same mask as a FlexAttention `mask_mod`: a function of the numbers of pack, head, query and key."""
 
     def visible(pack: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (document_ids[pack, query] == document_ids[pack, key]) & (query >= key)
 
-    return create_block_mask(visible, packs, None, slots, slots, device=str(document_ids.device))
+    if branch_ids is None:
+        return visible
+
+    def branched(pack: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        branch = branch_ids[pack, key]
+        return visible(pack, head, query, key) & ((branch == 0) | (branch == branch_ids[pack, query]))
+
+    return branched
+
+
+def flex_block_mask(document_ids: torch.Tensor, branch_ids: torch.Tensor | None = None) -> BlockMask:
+    """The same mask as a FlexAttention `BlockMask` for ``[packs, heads, sequence_length, head_dim]`` inputs."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    packs, slots = document_ids.shape
+    mask_mod = flex_mask_mod(document_ids, branch_ids)
+    return create_block_mask(mask_mod, packs, None, slots, slots, device=str(document_ids.device))
+
+
+def refuse_branches(branch_ids: torch.Tensor | None) -> None:
+    """Refuse preference pairs that share their prompt where attention is told by borders or positions.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if branch_ids is not None:
+        raise ConfigError(
+            "the batch has preference pairs that share their prompt, which needs a mask: use `Batch.model_inputs` or "
+            "`flex_block_mask`, or have the pairs side by side (packing.pairs: side_by_side, or SideBySide(store))"
+        )

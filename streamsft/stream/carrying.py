@@ -8,14 +8,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from streamsft.sources.tokennames import GRIDS, PIXELS
+from streamsft.sources.tokennames import GRIDS, PAIR, PIXELS
 from streamsft.stream.documents import Documents
 from streamsft.stream.mixture import Leaf
 
 __all__ = ["Carried", "carried_by", "carried_of", "extras_of", "from_blob", "images_of", "part_of", "to_blob"]
 
 Carried: TypeAlias = "Mapping[str, Sequence[Any]]"
-"""Column → a value per document; None where its source does not have the column, or no value in it."""
+"""Column → a value per document; None where its source does not have the column, or no value in it. ``pair`` is an
+array, int32[documents, 2], 0 where a document is no preference pair."""
 
 
 def carried_by(leaf: Leaf) -> tuple[str, ...]:
@@ -25,12 +26,15 @@ def carried_by(leaf: Leaf) -> tuple[str, ...]:
 
 def carried_of(leaves: Sequence[Leaf], documents: Documents) -> Carried:
     """What travels with `documents`, in their order; nothing is done where nothing travels."""
-    found: dict[str, list[Any]] = {}
+    found: dict[str, Any] = {}
     for number, leaf in enumerate(leaves):
         if not carried_by(leaf):
             continue
         places = np.flatnonzero(documents.source == number)
         for name, values in leaf.source.read_carried(documents.stored[places]).items():  # type: ignore[union-attr]
+            if name == PAIR:
+                found.setdefault(name, np.zeros((len(documents.source), 2), np.int32))[places] = values
+                continue
             column = found.setdefault(name, [None] * len(documents.source))
             for place, value in zip(places.tolist(), values, strict=True):
                 column[place] = value
@@ -39,7 +43,10 @@ def carried_of(leaves: Sequence[Leaf], documents: Documents) -> Carried:
 
 def extras_of(carried: Carried, at: int) -> dict[str, Any]:
     """What travels with document number `at`: the columns in which it has a value."""
-    return {name: values[at] for name, values in carried.items() if values[at] is not None}
+    found = {name: values[at] for name, values in carried.items() if values[at] is not None}
+    if PAIR in found and not found[PAIR].any():
+        del found[PAIR]
+    return found
 
 
 def part_of(carried: Carried, chosen: slice) -> Carried:

@@ -13,8 +13,10 @@ import torch
 
 from streamsft.errors import ConfigError
 from streamsft.metrics.stats import SampleStats
+from streamsft.sources.tokennames import PAIR
 from streamsft.stream.aligning import fill_gaps
-from streamsft.stream.attention import block_causal_mask, cu_seqlens
+from streamsft.stream.attention import block_causal_mask, cu_seqlens, refuse_branches
+from streamsft.stream.branches import Pairs, pairs_of, place_branches
 from streamsft.stream.carrying import Carried, images_of
 from streamsft.stream.labelling import IGNORE_INDEX, labels_of
 from streamsft.stream.lanestate import LaneState
@@ -40,6 +42,8 @@ class Batch:
             elsewhere, on padding, and on the first token of each document.
         position_ids: position within the document, from 0 in each (fragments of a split row continue); 0 on padding.
         document_ids: 1, 2, … within a pack; 0 on padding.
+        branch_ids: of preference pairs that share their prompt, in which positions go on from it in both branches: 1 on
+            the chosen branch, 2 on the rejected one, 0 elsewhere. None where there is no such pair.
         sources: names of all sources of the mix, in the order that `stats.source` counts them.
         documents: a table with one entry per document, and what the step leaves beside them.
     """
@@ -52,6 +56,7 @@ class Batch:
     document_ids: torch.Tensor
     sources: Sequence[str]
     documents: BatchDocuments
+    branch_ids: torch.Tensor | None = None
 
     def __len__(self) -> int:
         """Number of packs."""
@@ -95,6 +100,11 @@ class Batch:
         end = self.documents.end._replace(lanes={**lanes, **self.lanes})
         return replace(self, documents=replace(self.documents, end=end))
 
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Where the batch's preference pairs stand; none in batches of other samples."""
+        return pairs_of(self.documents.table, self.carried)
+
     @property
     def carried(self) -> Carried:
         """What travels with the documents beside their tokens: column → a value (or None) per document, in the order
@@ -127,13 +137,13 @@ class Batch:
         """Keyword arguments for ``model(**inputs)`` of a `transformers` causal language model.
 
         The attention mask is block-causal, [packs, 1, sequence_length, sequence_length]: each document sees
-        itself alone. Images are among them if there are any.
+        itself alone, and of a preference pair neither branch the other. Images are among them if there are any.
 
         Args:
             mask_dtype: bool for attention by `scaled_dot_product_attention` (True is seen). A floating type gives
                 the additive form (0 is seen, the type's minimum is not) that the "eager" implementation needs.
         """
-        mask = block_causal_mask(self.document_ids)
+        mask = block_causal_mask(self.document_ids, self.branch_ids)
         if mask_dtype != torch.bool:
             hidden = torch.finfo(mask_dtype).min
             mask = torch.zeros(mask.shape, dtype=mask_dtype, device=mask.device).masked_fill_(~mask, hidden)
@@ -156,7 +166,11 @@ class Batch:
         Other implementations ("sdpa", "eager") tell documents from positions that do not go on, as long as there is no
         cache. That is the same but for fragments of split rows, which may go on where the document before ends: use
         `model_inputs` for those.
+
+        Raises:
+            ConfigError: a preference pair shares its prompt, which borders cannot say.
         """
+        refuse_branches(self.branch_ids)
         borders, longest = cu_seqlens(self.document_ids)
         return {
             "input_ids": self.input_ids.reshape(1, -1),
@@ -186,6 +200,8 @@ class Batch:
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor], documents: BatchDocuments) -> Batch:
         tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
+        if self.branch_ids is not None:
+            tensors["branch_ids"] = change(self.branch_ids)
         return Batch(step=self.step, data_step=self.data_step, sources=self.sources, documents=documents, **tensors)
 
 
@@ -206,6 +222,10 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
     input_ids, labels, position_ids, document_ids = _laid_out(raw, pad_id)
     if align > 1 and pad_id:
         fill_gaps(input_ids, raw.documents.table, align, pad_id)
+    branch_ids = None
+    if PAIR in raw.documents.carried:
+        pairs = pairs_of(raw.documents.table, raw.documents.carried)
+        branch_ids = place_branches(pairs, position_ids, document_ids, align)
     return Batch(
         step=end.step if step is None else step,
         data_step=end.step,
@@ -215,6 +235,7 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
         position_ids=torch.from_numpy(position_ids),
         document_ids=torch.from_numpy(document_ids),
         documents=raw.documents,
+        branch_ids=None if branch_ids is None else torch.from_numpy(branch_ids),
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from streamsft.errors import ConfigError
 from streamsft.sources.base import Source, is_source
+from streamsft.sources.pairs import holds_pairs
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.collate import IGNORE_INDEX, Batch, collate
 from streamsft.stream.documents import Documents, Stretch
@@ -70,6 +71,12 @@ class EvalLoader:
         dp: Shard | None = None,
         pad_id: int = 0,
     ) -> None:
+        for source in sources if isinstance(sources, Sequence) else [sources]:
+            if holds_pairs(source):
+                raise ConfigError(
+                    f"EvalLoader: source {source.name}: preference pairs are not evaluated; give the chosen answers as "
+                    "a set of their own, of format messages or prompt_completion"
+                )
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"EvalLoader: batch_size {batch_size!r} is not a number of packs >= 1")
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow, align=align)

@@ -18,11 +18,13 @@ from typing import Any, Final, final, get_args
 import numpy as np
 
 from streamsft.errors import ConfigError, TokenizerError
+from streamsft.sources.tokennames import CHOSEN, SHARED
 from streamsft.text.backend import Backend, load_tokenizer
 from streamsft.text.checks import probe
-from streamsft.text.conversation import Conversation, RowRejected
+from streamsft.text.conversation import Conversation, Pair, RowRejected
 from streamsft.text.formats import Parser, detect_format, parser
 from streamsft.text.masks import Encoded, encoded_batch
+from streamsft.text.pairing import encode_pairs
 from streamsft.text.plainrows import check_format
 from streamsft.text.rendering import Rendered, Renderer, TrainOn
 from streamsft.text.template import DEFAULT_DATE, ChatTemplate
@@ -143,11 +145,14 @@ class ChatTokenizer:
         with_tools = conversation.tools is not None and "tool_use" in self._renderers
         return self._renderers["tool_use" if with_tools else "default"].render(conversation)
 
-    def encode(self, conversations: Sequence[Conversation | RowRejected]) -> list[Encoded | RowRejected]:
+    def encode(self, conversations: Sequence[Conversation | Pair | RowRejected]) -> list[Encoded | RowRejected]:
         """Tokens and masks of `conversations`, in order; what is rejected comes back as the exception.
 
         One call encodes all texts at once, so larger batches are faster; 100 to 1,000 conversations are enough.
         """
+        return encode_pairs(self._encode, conversations)
+
+    def _encode(self, conversations: Sequence[Conversation | RowRejected]) -> list[Encoded | RowRejected]:
         results: list[Encoded | RowRejected] = []
         rendered: list[Rendered] = []
         places: list[int] = []
@@ -170,7 +175,7 @@ class ChatTokenizer:
 
     def encode_rows(self, rows: Sequence[Mapping[str, Any]], parse: Parser) -> list[Encoded | RowRejected]:
         """`encode` what `parse` makes of `rows`."""
-        conversations: list[Conversation | RowRejected] = []
+        conversations: list[Conversation | Pair | RowRejected] = []
         for row in rows:
             try:
                 conversations.append(parse(row))
@@ -178,8 +183,9 @@ class ChatTokenizer:
                 conversations.append(rejected)
         return self.encode(conversations)
 
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Int32s | Bools]:
-        """``{"input_ids": int32[n], "loss_mask": bool[n]}`` of one row, for `map` and for streaming sources.
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Int32s | Bools | int]:
+        """``{"input_ids": int32[n], "loss_mask": bool[n]}`` of one row, for `map` and for streaming sources; of a
+        preference pair with its ``shared_length`` and ``chosen_length``.
 
         Raises:
             RowRejected: the row cannot be used.
@@ -195,7 +201,8 @@ class ChatTokenizer:
         result = self.encode([parse(row)])[0]
         if isinstance(result, RowRejected):
             raise result
-        return {"input_ids": result.input_ids, "loss_mask": result.loss_mask}
+        pair = {} if result.pair is None else dict(zip((SHARED, CHOSEN), result.pair, strict=True))
+        return {"input_ids": result.input_ids, "loss_mask": result.loss_mask, **pair}
 
     def _finished(self, item: Rendered, encoded: Encoded, controls: int) -> Encoded | RowRejected:
         if controls != item.controls:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, final
 
-__all__ = ["REASONS", "Conversation", "RowRejected"]
+__all__ = ["REASONS", "Conversation", "Pair", "RowRejected"]
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,6 +29,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "control_token_in_text": "a text spells a control token of the tokenizer and would be encoded as that token",
         "span_not_found": "what the assistant wrote cannot be located in the rendered text with certainty",
         "nothing_supervised": "no token after the first would be trained on",
+        "equal_answers": "the chosen and the rejected answer are the same",
+        "no_common_prompt": "the chosen and the rejected answer do not answer the same prompt",
     }
 )
 """Every reason for which a row can be rejected, with what it means."""
@@ -77,3 +79,17 @@ class Conversation:
     def __post_init__(self) -> None:
         if not self.supervise:
             self.supervise = [None] * len(self.messages)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, each with the prompt before it, of which no turn is trained on.
+
+    Attributes:
+        chosen: the conversation whose answer is preferred.
+        rejected: the other.
+    """
+
+    chosen: Conversation
+    rejected: Conversation

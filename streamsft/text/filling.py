@@ -72,6 +72,7 @@ class Filling:
             self._row + encoded.index,
             np.full(len(encoded.index), chunk.file, np.int32),
             self._file_row + encoded.index,
+            encoded.pairs,
         )
         self._row += encoded.rows
         self._file_row += encoded.rows

@@ -8,6 +8,8 @@ sharegpt           conversations: [{from, value}]; tools, system
 alpaca             instruction, output (or response); input, history, system
 prompt_completion  prompt, completion, each a text or a list of messages; tools, system
 question_answer    question, answer; tools, system
+preference         chosen, rejected, each a text or a list of messages; prompt (a text or a list of messages; not
+                   needed where both lists begin with it), tools, system
 text               text: a document of plain text, no conversation; it is never detected
 ================== =========================================================================================
 
@@ -21,14 +23,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from streamsft.errors import ConfigError, DataError
-from streamsft.text.conversation import REASONS, Conversation, RowRejected
+from streamsft.text.cells import listed, optional_list, renamed, text_of
+from streamsft.text.conversation import REASONS, Conversation, Pair, RowRejected
 from streamsft.text.messages import clean_message, clean_tools, drop_padding, tool_call
 from streamsft.text.plainrows import TEXT, PlainRows
+from streamsft.text.preference import PREFERENCE, PreferenceRows
 
 __all__ = ["FORMATS", "REASONS", "Conversation", "RowRejected", "detect_format", "parser"]
 
 Row = Mapping[str, Any]
-Parser = Callable[[Row], Conversation]
+Parser = Callable[[Row], Conversation | Pair]
 
 SHAREGPT_ROLES: Final = {
     "system": "system",
@@ -49,12 +53,12 @@ _CALLS = frozenset({"function_call", "tool_call"})
 
 
 def _messages(row: Row) -> list[Any]:
-    return _list(row, _first(row, ("messages", "conversations", "conversation")))
+    return listed(row, _first(row, ("messages", "conversations", "conversation")))
 
 
 def _sharegpt(row: Row) -> list[Any]:
     column = _first(row, ("conversations", "conversation", "messages"))
-    return [_turn(item, index) for index, item in enumerate(_list(row, column))]
+    return [_turn(item, index) for index, item in enumerate(listed(row, column))]
 
 
 def _turn(item: object, index: int) -> dict[str, Any]:
@@ -90,17 +94,17 @@ def _calls(value: object, index: int) -> list[dict[str, Any]]:
 
 def _alpaca(row: Row) -> list[Any]:
     messages: list[Any] = []
-    for pair in _optional_list(row, "history"):
+    for pair in optional_list(row, "history"):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise RowRejected("bad_content", "history must be a list of [question, answer] pairs")
         messages += [_user(pair[0]), _assistant(pair[1])]
-    question = _text(row, "instruction")
+    question = text_of(row, "instruction")
     given = row.get("input")
     if given is not None and not isinstance(given, str):
         raise RowRejected("bad_content", f"input is a {type(given).__name__}, not a text")
     if given and given.strip():
         question = f"{question}\n\n{given}" if question else given
-    answer = _text(row, "output" if row.get("output") is not None else _first(row, ("output", "response")))
+    answer = text_of(row, "output" if row.get("output") is not None else _first(row, ("output", "response")))
     return [*messages, _user(question), _assistant(answer)]
 
 
@@ -111,7 +115,7 @@ def _prompt_completion(row: Row) -> list[Any]:
         if isinstance(value, (list, tuple)):
             messages += map(_context, value) if column == "prompt" else value
         else:
-            messages.append({"role": role, "content": _text(row, column)})
+            messages.append({"role": role, "content": text_of(row, column)})
     return messages
 
 
@@ -123,7 +127,7 @@ def _context(item: Any) -> Any:
 
 
 def _question_answer(row: Row) -> list[Any]:
-    return [_user(_text(row, "question")), _assistant(_text(row, "answer"))]
+    return [_user(text_of(row, "question")), _assistant(text_of(row, "answer"))]
 
 
 _PARSERS: Final[dict[str, Callable[[Row], list[Any]]]] = {
@@ -139,14 +143,15 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "alpaca": ("instruction", "input", "output", "history", "tools", "system"),
     "prompt_completion": ("prompt", "completion", "tools", "system"),
     "question_answer": ("question", "answer", "tools", "system"),
+    PREFERENCE: ("chosen", "rejected", "prompt", "tools", "system"),
     TEXT: (TEXT,),
 }
-FORMATS: Final = tuple(_PARSERS)
-"""Names of the formats of conversations, in the order in which detection prefers them."""
+FORMATS: Final = (*_PARSERS, PREFERENCE)
+"""Names of the formats of conversations and pairs of them, in the order in which detection prefers them."""
 
 
 def parser(format: str, columns: Mapping[str, str] | None = None, *, columnar: bool = False) -> Parser:  # noqa: A002
-    """A function from one row to its `Conversation`, which raises `RowRejected`. It can be pickled.
+    """A function from one row to its `Conversation`, or `Pair` of them, which raises `RowRejected`. It can be pickled.
 
     Args:
         format: one of `FORMATS`, or ``text``, whose one message has that role.
@@ -166,6 +171,8 @@ def parser(format: str, columns: Mapping[str, str] | None = None, *, columnar: b
             )
     if format == TEXT:
         return PlainRows((columns or {}).get(TEXT, TEXT))
+    if format == PREFERENCE:
+        return PreferenceRows(_Parse("prompt_completion", {}, columnar), columns or {})
     return _Parse(format, dict(columns or {}), columnar)
 
 
@@ -181,7 +188,7 @@ class _Parse:
         if not isinstance(row, Mapping):
             raise RowRejected("bad_row", f"the row is a {type(row).__name__}, not an object")
         if self._columns:
-            row = _renamed(row, self._columns)
+            row = renamed(row, self._columns)
         if self._columnar:
             row = drop_padding(row)
         raw = _PARSERS[self._format](row)
@@ -194,18 +201,6 @@ class _Parse:
             flags.insert(0, None)
         tools = row.get("tools")
         return Conversation(messages, clean_tools(row.get("functions") if tools is None else tools), flags)
-
-
-def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` with the mapped columns under the format's names; a column mapped away no longer counts."""
-    taken = set(columns.values())
-    kept = {key: value for key, value in row.items() if key not in taken}
-    for name, column in columns.items():
-        if column not in row:
-            kept.pop(name, None)
-            continue
-        kept[name] = row[column]
-    return kept
 
 
 def _add_system(row: Row, messages: list[dict[str, Any]]) -> bool:
@@ -232,7 +227,7 @@ def detect_format(rows: Sequence[Row], columns: Mapping[str, str] | None = None)
     Raises:
         DataError: none of the rows has the columns of a known format; the message lists what was seen.
     """
-    objects = [_renamed(row, columns or {}) for row in rows if isinstance(row, Mapping)]
+    objects = [renamed(row, columns or {}) for row in rows if isinstance(row, Mapping)]
     votes = {name: sum(_has(name, row) for row in objects) for name in FORMATS}
     best = max(votes, key=lambda name: votes[name])
     if votes[best]:
@@ -260,34 +255,6 @@ def _has(format: str, row: Row) -> bool:  # noqa: A002
 def _first(row: Row, names: Sequence[str]) -> str:
     """The first of `names` that has a value, else the first that is there at all."""
     return next((name for name in names if row.get(name) is not None), next(filter(row.__contains__, names), names[0]))
-
-
-def _list(row: Row, column: str) -> list[Any]:
-    value = row.get(column)
-    if value is None:
-        raise _missing(row, column)
-    if not isinstance(value, (list, tuple)):
-        raise RowRejected("bad_content", f"{column} is a {type(value).__name__}, not a list of messages")
-    return list(value)
-
-
-def _optional_list(row: Row, column: str) -> list[Any]:
-    return [] if row.get(column) is None else _list(row, column)
-
-
-def _text(row: Row, column: str) -> str:
-    value = row.get(column)
-    if value is None:
-        raise _missing(row, column)
-    if not isinstance(value, str):
-        raise RowRejected("bad_content", f"{column} is a {type(value).__name__}, not a text")
-    return value
-
-
-def _missing(row: Row, column: str) -> RowRejected:
-    if column in row:
-        return RowRejected("missing_column", f"column {column!r} is null")
-    return RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row))}")
 
 
 def _user(content: object) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.rawrows import BadRow, Chunk, Row
 from streamsft.sources.streaming import Encoded, Refused
-from streamsft.sources.tokennames import UNSUPERVISED, holds_tokens
-from streamsft.text.conversation import Conversation, RowRejected
+from streamsft.sources.tokennames import CHOSEN, SHARED, UNSUPERVISED, holds_tokens
+from streamsft.text.conversation import Conversation, Pair, RowRejected
 from streamsft.text.formats import parser
 from streamsft.types import Bools, Int32s, Ints
 
@@ -75,6 +75,7 @@ class EncodedChunk:
         input_ids: int32[sum of lengths].
         loss_mask: bool[sum of lengths].
         rejected: the other rows.
+        pairs: of preference pairs `shared_length` and `chosen_length` of each, int32[k, 2]; None of other rows.
     """
 
     rows: int
@@ -83,6 +84,7 @@ class EncodedChunk:
     input_ids: Int32s
     loss_mask: Bools
     rejected: tuple[Rejected, ...]
+    pairs: Int32s | None = None
 
 
 @final
@@ -147,11 +149,11 @@ class TransformJob:
 
 def encode_chats(
     chat: ChatTokenizer | TextTokenizer,
-    parse: Callable[[dict[str, Any]], Conversation],
+    parse: Callable[[dict[str, Any]], Conversation | Pair],
     rows: Sequence[dict[str, Any] | BadRow],
-) -> list[Encoded | Refused]:
+) -> list[masks.Encoded | Refused]:
     """The tokens of rows that `parse` makes conversations of, or why there are none, in order."""
-    conversations: list[Conversation | RowRejected] = []
+    conversations: list[Any] = []
     for row in rows:
         if isinstance(row, BadRow):
             continue
@@ -160,13 +162,11 @@ def encode_chats(
         except RowRejected as rejection:
             conversations.append(rejection)
     encoded = iter(chat.encode(conversations))
-    return [Refused(row.reason, row.detail) if isinstance(row, BadRow) else _encoded(next(encoded)) for row in rows]
+    return [Refused(row.reason, row.detail) if isinstance(row, BadRow) else _told(next(encoded)) for row in rows]
 
 
-def _encoded(result: masks.Encoded | RowRejected) -> Encoded | Refused:
-    if isinstance(result, RowRejected):
-        return Refused(result.reason, result.detail)
-    return Encoded(result.input_ids, result.loss_mask)
+def _told(result: masks.Encoded | RowRejected) -> masks.Encoded | Refused:
+    return Refused(result.reason, result.detail) if isinstance(result, RowRejected) else result
 
 
 def encode_with(transform: Transform, row: dict[str, Any] | BadRow, where: Callable[[], str]) -> Encoded | Refused:
@@ -209,6 +209,8 @@ def tokens_of(row: Any, what: str) -> Encoded:
     """
     if not isinstance(row, Mapping) or not holds_tokens(list(row)):
         raise DataError(f"{what} a mapping with input_ids and loss_mask (or labels), or None")
+    if SHARED in row or CHOSEN in row:
+        raise DataError(f"{what} a row that is no preference pair ({SHARED}); pairs are made by format: preference")
     ids = np.asarray(row["input_ids"])
     mask = np.asarray(row["loss_mask"]) if "loss_mask" in row else _mask_of_labels(row["labels"], ids, what)
     if ids.ndim != 1 or ids.shape != mask.shape or (ids.size and ids.dtype.kind not in "iu"):
@@ -232,9 +234,10 @@ def _mask_of_labels(labels: Any, ids: NDArray[Any], what: str) -> NDArray[Any]:
     return np.asarray(found != UNSUPERVISED)
 
 
-def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> EncodedChunk:
+def _collected(rows: Sequence[Row], results: Sequence[Encoded | masks.Encoded | Refused]) -> EncodedChunk:
     """The results of a chunk's rows, laid end to end."""
-    accepted = [(index, result) for index, result in enumerate(results) if isinstance(result, Encoded)]
+    accepted = [(index, result) for index, result in enumerate(results) if not isinstance(result, Refused)]
+    pairs = [pair for _, result in accepted if (pair := getattr(result, "pair", None)) is not None]
     return EncodedChunk(
         rows=len(rows),
         index=np.array([index for index, _ in accepted], np.int64),
@@ -246,6 +249,7 @@ def _collected(rows: Sequence[Row], results: Sequence[Encoded | Refused]) -> Enc
             for index, result in enumerate(results)
             if isinstance(result, Refused)
         ),
+        pairs=np.array(pairs, np.int32) if pairs else None,
     )
 
 

@@ -26,11 +26,13 @@ class Encoded:
         input_ids: int32[n].
         loss_mask: bool[n], True where the token is one that the model is trained to predict.
         seams: tokens that hold supervised characters together with others; they are supervised.
+        pair: of a preference pair `shared_length` and `chosen_length`, see `streamsft.sources.pairs`.
     """
 
     input_ids: Int32s
     loss_mask: Bools
     seams: int = 0
+    pair: tuple[int, int] | None = None
 
 
 def encoded_batch(

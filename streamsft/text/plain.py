@@ -12,7 +12,7 @@ import numpy as np
 
 from streamsft.errors import TokenizerError
 from streamsft.text.backend import Backend, load_tokenizer
-from streamsft.text.conversation import Conversation, RowRejected
+from streamsft.text.conversation import Conversation, Pair, RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.masks import Encoded
 from streamsft.text.plainrows import TEXT
@@ -73,7 +73,7 @@ class TextTokenizer:
             raise RowRejected("nothing_supervised", "the text is blank")
         return Rendered(text=text, spans=[(0, len(text))], controls=0)
 
-    def encode(self, conversations: Sequence[Conversation | RowRejected]) -> list[Encoded | RowRejected]:
+    def encode(self, conversations: Sequence[Conversation | Pair | RowRejected]) -> list[Encoded | RowRejected]:
         """Tokens and masks of what the parser of format ``text`` makes of rows, in order; what is rejected comes back
         as the exception. One call encodes all texts at once."""
         results: list[Encoded | RowRejected] = []
@@ -82,6 +82,7 @@ class TextTokenizer:
             try:
                 if isinstance(item, RowRejected):
                     raise item
+                assert not isinstance(item, Pair), "the format text has no pairs"
                 texts.append(self.render(item).text)
                 results.append(_PENDING)
             except RowRejected as rejected:

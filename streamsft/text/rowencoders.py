@@ -25,6 +25,7 @@ from streamsft.text.jobs import (
 )
 
 if TYPE_CHECKING:
+    from streamsft.text import masks
     from streamsft.text.chat import ChatTokenizer
     from streamsft.text.plain import TextTokenizer
 
@@ -97,10 +98,11 @@ class ChatEncoder:
         columns = self.columns or {}
         parse = parser(self.format, columns)
         if self.messages is None:
-            return encode_chats(self.chat, lambda row: parse(decode_columns(row, columns)), rows)
+            return _tokens(encode_chats(self.chat, lambda row: parse(decode_columns(row, columns)), rows))
         made = [self._made(row, where, index) for index, row in enumerate(rows)]
         kept: list[Any] = [row for row in made if not isinstance(row, Refused)]
-        encoded = iter(encode_chats(self.chat, lambda row: row if isinstance(row, Conversation) else parse(row), kept))
+        found = encode_chats(self.chat, lambda row: row if isinstance(row, Conversation) else parse(row), kept)
+        encoded = iter(_tokens(found))
         return [row if isinstance(row, Refused) else next(encoded) for row in made]
 
     def _made(self, row: dict[str, Any] | BadRow, where: Where, index: int) -> Any:
@@ -201,6 +203,10 @@ class TokenEncoder:
             return tokens_of(row, "a row of tokens must have")
         except DataError as error:
             return Refused("bad_row", str(error))
+
+
+def _tokens(found: Sequence[masks.Encoded | Refused]) -> list[Encoded | Refused]:
+    return [row if isinstance(row, Refused) else Encoded(row.input_ids, row.loss_mask) for row in found]
 
 
 def digest(parts: Any) -> str:

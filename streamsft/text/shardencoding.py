@@ -127,7 +127,8 @@ class ShardEncoder:
     def _filtered(self, value: Any, result: Encoded | Refused) -> Encoded | Refused:
         if isinstance(result, Refused):
             return result
-        name = apply_filters(self._token_filters, result._asdict(), lambda: self._where(value))
+        tokens = {"input_ids": result.input_ids, "loss_mask": result.loss_mask}
+        name = apply_filters(self._token_filters, tokens, lambda: self._where(value))
         return result if name is None else Refused(name, f"left out by the token filter {name}")
 
     def _note(self, value: Any, refused: Refused) -> None:

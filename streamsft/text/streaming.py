@@ -23,12 +23,13 @@ from streamsft.sources.shardrows import FILE_SHIFT
 from streamsft.sources.shardvalues import decode_values
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import Encoded, RawRow, Refused, ShardReader, StreamingSource
-from streamsft.sources.tokennames import holds_tokens
+from streamsft.sources.tokennames import SHARED, holds_tokens
 from streamsft.text.filters import Filters, named_filters
 from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut, all_rows, held_rows
 from streamsft.text.jobs import Transform, decode_columns
 from streamsft.text.plainrows import check_format
+from streamsft.text.preference import PREFERENCE
 from streamsft.text.rowencoders import ChatEncoder, Messages, RowsEncoder, TokenEncoder, TransformEncoder
 from streamsft.text.shardencoding import ShardEncoder
 
@@ -116,7 +117,12 @@ def shard_encoder(reader: ShardReader, name: str, **options: Unpack[EncoderOptio
     else:
         columns = options.get("columns") or transform.columns
         named = options.get("format") or transform.format
-        rows = ChatEncoder(transform, named or _detected(reader, where, columns), columns)
+        found = named or _detected(reader, where, columns)
+        if found == PREFERENCE:
+            raise ConfigError(
+                f"{where}: preference pairs are not streamed; have them tokenized once, without streaming"
+            )
+        rows = ChatEncoder(transform, found, columns)
     return ShardEncoder(
         rows,
         name=name,
@@ -166,6 +172,10 @@ def _detected(reader: ShardReader, where: str, columns: Mapping[str, str]) -> st
 
 def _check_tokens(reader: ShardReader, where: str) -> None:
     first = next(iter(_first_rows(reader)), None)
+    if first is not None and SHARED in first:
+        raise ConfigError(
+            f"{where}: its rows are preference pairs ({SHARED}), which are not streamed; give it as a store"
+        )
     if first is not None and not holds_tokens(list(first)):
         raise ConfigError(
             f"{where}: its rows hold no input_ids and loss_mask or labels but {', '.join(first)}; give "

@@ -23,6 +23,7 @@ from streamsft.text.holdout import HoldOut
 from streamsft.text.identity import identity
 from streamsft.text.jobs import TRANSFORM_REASON, ChatJob, Transform, TransformJob, decode_columns
 from streamsft.text.plainrows import TEXT, check_format
+from streamsft.text.preference import PREFERENCE
 from streamsft.text.progress import Progress, reporting
 from streamsft.text.readers import RawSource, open_reader
 from streamsft.text.rejections import REJECTED_FILE, Rejections, read_rejections
@@ -107,7 +108,8 @@ def tokenize(
         job = TransformJob(transform, name, reader.files)
     else:
         job = ChatJob(_chat(chat), format or detect_source_format(whole, name, columns or {}), dict(columns or {}))
-    with TokenStore.writer(path, name=name, files=reader.files) as writer:
+    pairs = isinstance(job, ChatJob) and job.format == PREFERENCE
+    with TokenStore.writer(path, name=name, files=reader.files, pairs=pairs) as writer:
         place = Path(rejected_path) if rejected_path else None
         if writer.directory is not None:
             place = writer.directory / REJECTED_FILE

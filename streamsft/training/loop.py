@@ -21,8 +21,10 @@ from streamsft.stream.loader import Loader
 from streamsft.training.edits import Rebuild, resume_loader
 from streamsft.training.evaluating import Evaluation, evaluate
 from streamsft.training.model import model_kind, prepare_model
+from streamsft.training.objective import CrossEntropy, Dpo, check_pairs
 from streamsft.training.opening import Start, opened
 from streamsft.training.outputs import Outputs, opened_outputs
+from streamsft.training.preference import frozen_reference
 from streamsft.training.settings import TrainResult, TrainSettings
 from streamsft.training.sharded import ShardedSaver
 from streamsft.training.sharding import place_model
@@ -62,9 +64,9 @@ def train(
         model: ``tiny``, ``none``, what `AutoModelForCausalLM.from_pretrained` takes, or a module that is called with
             `Batch.model_inputs()` and returns logits, or an object with `logits`.
         settings: see `TrainSettings`.
-        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained, else
-            `DATA_METRICS` if these are wanted. Given as a function, it is made when the loader has its state, and with
-            it the sources of open windows that an edit has removed.
+        aggregator: gathers the metrics of `loader`'s sources; declares `RUN_METRICS` when a model is trained (with
+            ``loss: dpo`` `DPO_METRICS`), else `DATA_METRICS` if these are wanted. Given as a function, it is made when
+            the loader has its state, and with it the sources of open windows that an edit has removed.
         sinks: where the records go; used on rank 0 alone, and closed at the end. Those that open files in the run
             directory are given as a function, which is called when the directory is ready.
         comm: the ranks; the default process group or this process alone.
@@ -77,7 +79,7 @@ def train(
         evaluation: samples to find the model's loss on, and how often; it is part of the record of its step.
 
     Raises:
-        ConfigError: there is an evaluation and no model.
+        ConfigError: there is an evaluation and no model, or the loss is for other samples.
         RunError: the run directory holds a run of another stream or model, is in use, or cannot be written; or
             training cannot go on. All ranks raise.
         StateError: the mix is edited although windows are open of the mix before the last edit. All ranks raise.
@@ -85,6 +87,8 @@ def train(
     comm = comm if comm is not None else current()
     if evaluation is not None and model == "none":
         raise ConfigError("evaluation: there is no model to evaluate (model: none); leave the evaluation out")
+    if model != "none":
+        check_pairs((leaf.source for leaf in loader.packer.mixture.leaves), settings.loss)
     with ExitStack() as stack:
         start = stack.enter_context(
             opened(
@@ -117,18 +121,17 @@ def _prepare(
     comm: Comm,
 ) -> Parts:
     """Return the run's parts in the state that `start` asks for; collective."""
+    length = loader.packer.packing.sequence_length
+    like: dict[str, Any] = {"vocabulary": vocabulary, "sequence_length": length, "seed": settings.seed}
+    reference = None
+    if settings.loss == "dpo" and model != "none":  # before the weights of a checkpoint are put into a module
+        reference = frozen_reference(model, **like, comm=comm)
     with agreeing(comm):
-        net = prepare_model(
-            model,
-            vocabulary=vocabulary,
-            sequence_length=loader.packer.packing.sequence_length,
-            seed=settings.seed,
-            stored=start.stored,
-        )
+        net = prepare_model(model, **like, stored=start.stored)
     if net is not None:
         place_model(net, comm, divided=settings.parallel == "fsdp", new=start.stored is None)
     optimizer = make_optimizer(net, settings) if net is not None else None
-    parts = Parts(loader=loader, aggregator=aggregator, model=net, optimizer=optimizer)
+    parts = Parts(loader=loader, aggregator=aggregator, model=net, optimizer=optimizer, reference=reference)
     if start.stored is not None:
         restore(parts, start.stored, seed=settings.seed, comm=comm)
         if comm.rank == 0:
@@ -170,7 +173,8 @@ class _Run:
         self._evaluation = evaluation
         self._stepper: Stepper | None = None
         if parts.model is not None and parts.optimizer is not None:
-            self._stepper = Stepper(parts.model, parts.optimizer, settings, comm)
+            objective = CrossEntropy() if parts.reference is None else Dpo(parts.reference, settings.beta)
+            self._stepper = Stepper(parts.model, parts.optimizer, settings, comm, objective)
         self._saver: ShardedSaver | None = None
         if parts.model is not None and settings.parallel == "fsdp":
             self._saver = ShardedSaver(comm, background=settings.async_save)
@@ -238,9 +242,10 @@ class _Run:
                 self._parts.aggregator.observe(name, value)
 
     def _observe(self, outcome: StepOutcome, step: int) -> None:
-        if outcome.tokens:
-            self._parts.aggregator.observe("train/loss", outcome.loss_sum / outcome.tokens, outcome.tokens)
-        if not outcome.total_tokens:
+        if outcome.count:
+            for name, total in {"train/loss": outcome.loss_sum, **outcome.further_sums}.items():
+                self._parts.aggregator.observe(name, total / outcome.count, outcome.count)
+        if not outcome.total_count:
             if not self._parts.skipped_steps:
                 _log.warning("step %s has no supervised token on any rank: the weights stay as they are", step)
             self._parts.skipped_steps += 1
@@ -271,7 +276,7 @@ class _Run:
         if outcome is not None:
             record["train/lr"] = outcome.learning_rate
             record["train/skipped_steps"] = self._parts.skipped_steps
-            if outcome.total_tokens:
+            if outcome.total_count:
                 record["train/grad_norm"] = outcome.gradient_norm
             if "train/loss" in record:
                 self._losses.append(record["train/loss"])

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
 from torch.nn.parallel import DistributedDataParallel
 
+from streamsft.errors import ConfigError
+from streamsft.sources.tokennames import PAIR
 from streamsft.stream.collate import IGNORE_INDEX, Batch
 
-__all__ = ["token_loss_sum", "token_losses"]
+__all__ = ["refuse_pairs", "token_loss_sum", "token_losses"]
 
 
 def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -27,9 +29,26 @@ def token_loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     of a full pack would be most of the memory. What the model does to its logits afterwards (scaling, soft
     caps) still applies. Models without an output layer of their own give all logits, of which the
     supervised ones are taken. A model that is wrapped for data parallelism is called as it is.
+
+    Raises:
+        ConfigError: the batch has preference pairs, both answers of which would be trained on.
     """
+    refuse_pairs(batch)
     logits, targets = _supervised(model, batch)
     return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def refuse_pairs(batch: Batch) -> None:
+    """Refuse preference pairs where all supervised tokens would be trained on alike.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if PAIR in batch.carried and len(batch.pairs):
+        raise ConfigError(
+            "the batch has preference pairs, and cross-entropy would train on both answers alike; train them with "
+            "loss: dpo, or with a loss of your own on `answer_log_probs`"
+        )
 
 
 def token_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

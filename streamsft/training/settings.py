@@ -11,7 +11,7 @@ from typing import Literal, final
 from streamsft.errors import ConfigError
 from streamsft.metrics.reducers import Mean, Reducer
 
-__all__ = ["DATA_METRICS", "RUN_METRICS", "TrainResult", "TrainSettings"]
+__all__ = ["DATA_METRICS", "DPO_METRICS", "RUN_METRICS", "TrainResult", "TrainSettings"]
 
 DATA_METRICS: Mapping[str, Reducer] = {"train/data_wait_seconds": Mean(), "train/prefetch_depth": Mean()}
 """How long a step waited for its batch, and how many batches were ready when it asked (with a background thread only);
@@ -20,11 +20,17 @@ means over steps and ranks. Recorded if the aggregator declares them."""
 RUN_METRICS: Mapping[str, Reducer] = {"train/loss": Mean(), **DATA_METRICS}
 """What the aggregator of a run with a model declares; it must have ``train/loss``."""
 
+DPO_METRICS: Mapping[str, Reducer] = {
+    **{f"train/{name}": Mean() for name in ("margin", "accuracy", "chosen_reward", "rejected_reward")},
+    **RUN_METRICS,
+}
+"""What it declares with ``loss: dpo``; see `streamsft.training.objective.Dpo`. Means over the pairs of all ranks."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How to train. Everything here may be changed when a run is resumed.
+    """How to train. Everything here but `loss` may be changed when a run is resumed.
 
     Attributes:
         steps: optimizer steps of the whole run, earlier legs included.
@@ -41,6 +47,9 @@ class TrainSettings:
         async_save: with ``fsdp``, write weights and optimizer of a checkpoint while training goes on.
         audit: write `audit/rank-<r>.jsonl`.
         seed: of the initial weights of ``tiny`` and of dropout.
+        loss: ``cross_entropy`` of the supervised tokens, or ``dpo``, on preference pairs against the model as it was
+            at the start.
+        beta: with ``dpo``: how much a difference in log-probability counts.
     """
 
     steps: int
@@ -57,6 +66,8 @@ class TrainSettings:
     async_save: bool = False
     audit: bool = False
     seed: int = 0
+    loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
+    beta: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("steps", "save_every", "keep", "log_every", "micro_batch_size"):
@@ -71,6 +82,10 @@ class TrainSettings:
             raise ConfigError(f"train settings: parallel is {self.parallel!r}; give 'ddp' or 'fsdp'")
         if self.async_save and self.parallel != "fsdp":
             raise ConfigError("train settings: async_save is for parallel: fsdp, and parallel is ddp")
+        if self.loss not in ("cross_entropy", "dpo"):
+            raise ConfigError(f"train settings: loss {self.loss!r} is neither cross_entropy nor dpo")
+        if not self.beta > 0:
+            raise ConfigError(f"train settings: beta is {self.beta}; give more than 0")
 
 
 @final

@@ -23,6 +23,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -38,6 +39,7 @@ from streamsft.training.audit import Audit
 from streamsft.training.checkpoint import STATE_FOLDER, Checkpoints, StoredCheckpoint
 from streamsft.training.edits import MIX_FILE, saved_mixes
 from streamsft.training.model import save_config, save_weights
+from streamsft.training.preference import weights_digest
 from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.sharding import distributed_state
 
@@ -45,7 +47,7 @@ __all__ = ["Parts", "restore", "save", "seed_generators"]
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Parts:
     """The moving parts of a run, whose states make up a checkpoint.
 
@@ -57,6 +59,7 @@ class Parts:
         mix: what the mix is built from, as JSON.
         mix_before: the same of the mix before an edit, which windows may be open of.
         skipped_steps: steps so far that had no supervised token on any rank.
+        reference: the frozen model that the loss compares with; None where there is none.
     """
 
     loader: Loader
@@ -66,6 +69,12 @@ class Parts:
     mix: Mapping[str, Any] | None = None
     mix_before: Mapping[str, Any] | None = None
     skipped_steps: int = 0
+    reference: torch.nn.Module | None = None
+
+    @cached_property
+    def reference_digest(self) -> str | None:
+        """Digest of the weights of `reference`."""
+        return None if self.reference is None else weights_digest(self.reference)
 
 
 def save(
@@ -92,7 +101,11 @@ def save(
         "loader.json": state,
         MIX_FILE: saved_mixes(state, parts.mix, parts.mix_before),
         "metrics.json": parts.aggregator.gather_state(),
-        "trainer.json": {"step": step, "skipped_steps": parts.skipped_steps},
+        "trainer.json": {
+            "step": step,
+            "skipped_steps": parts.skipped_steps,
+            "reference": parts.reference_digest,
+        },
     }
     generators = gather_bytes(comm, _packed(_generator_states()))
     fingerprint = parts.loader.fingerprint
@@ -152,7 +165,9 @@ def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) ->
     """
     with agreeing(comm):
         parts.aggregator.load_state(stored.json("metrics.json"))
-        parts.skipped_steps = stored.json("trainer.json")["skipped_steps"]
+        trainer = stored.json("trainer.json")
+        parts.skipped_steps = trainer["skipped_steps"]
+        _check_reference(stored, trainer.get("reference"), parts.reference_digest)
         states = _tensors(stored, "rng.pt")
     if parts.model is not None and parts.optimizer is not None:
         if stored.in_parts:
@@ -178,6 +193,21 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, stored: StoredCheckpoint, 
             raise RunError(
                 f"{stored.path / name} does not fit the model's parameters: {error}; start over with --fresh"
             ) from error
+
+
+def _check_reference(stored: StoredCheckpoint, before: str | None, now: str | None) -> None:
+    if before == now:
+        return
+    if before is None or now is None:
+        old, new = ("cross_entropy", "dpo") if before is None else ("dpo", "cross_entropy")
+        raise RunError(
+            f"{stored.path}: the run trains with loss: {old}, now it is {new}; set train.loss back, or move the old "
+            "run aside with --fresh"
+        )
+    raise RunError(
+        f"{stored.path}: the model that the run began with, which loss: dpo compares with, had other weights (digest "
+        f"{before}, now {now}); give the same train.model, seed and tokenizer, or move the old run aside with --fresh"
+    )
 
 
 def seed_generators(seed: int, *, step: int, rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -12,8 +13,8 @@ import torch
 from streamsft.comm import Comm, agree
 from streamsft.errors import RunError
 from streamsft.stream.collate import Batch
-from streamsft.training.loss import token_loss_sum
 from streamsft.training.model import vocabulary_of
+from streamsft.training.objective import CrossEntropy, Objective
 from streamsft.training.schedule import learning_rate
 from streamsft.training.settings import TrainSettings
 from streamsft.training.sharding import add_gradients, is_divided, total_norm
@@ -27,24 +28,26 @@ class StepOutcome:
     """What a step was.
 
     Attributes:
-        tokens: this rank's supervised tokens.
+        count: what this rank's loss is the mean over: its supervised tokens, or its preference pairs.
         loss_sum: the sum of their losses.
-        total_tokens: supervised tokens over all ranks; with none the weights stay as they were.
+        further_sums: further sums over them, by the name that their mean is logged under.
+        total_count: their number over all ranks; with none the weights stay as they were.
         stop: a signal that some rank received before the end of the step, else 0.
         learning_rate: of the step.
         gradient_norm: before clipping, of all ranks' gradient; nan for a step without supervised tokens.
     """
 
-    tokens: int
+    count: int
     loss_sum: float
-    total_tokens: int
+    further_sums: Mapping[str, float]
+    total_count: int
     stop: int
     learning_rate: float
     gradient_norm: float
 
 
-def exchange(comm: Comm, tokens: int, stop: int, error: Exception | None = None) -> tuple[int, int]:
-    """Return the sum of all ranks' `tokens` and the largest of their `stop`; one collective.
+def exchange(comm: Comm, count: int, stop: int, error: Exception | None = None) -> tuple[int, int]:
+    """Return the sum of all ranks' `count` and the largest of their `stop`; one collective.
 
     Args:
         error: why this rank cannot make the step; all ranks raise it then (see `streamsft.comm.agree`).
@@ -52,8 +55,8 @@ def exchange(comm: Comm, tokens: int, stop: int, error: Exception | None = None)
     if comm.size == 1:
         if error is not None:
             raise error
-        return tokens, stop
-    everyone = comm.all_gather(np.array([tokens, stop, error is not None], np.int64))
+        return count, stop
+    everyone = comm.all_gather(np.array([count, stop, error is not None], np.int64))
     if everyone[:, 2].any():
         agree(comm, error)
     return int(everyone[:, 0].sum()), int(everyone[:, 1].max())
@@ -73,13 +76,19 @@ def make_optimizer(model: torch.nn.Module, settings: TrainSettings) -> torch.opt
 class Stepper:
     """Makes optimizer steps of `model`, the same on every rank.
 
-    Gradients of the summed token losses are added over micro-batches and ranks and divided once, by the number
-    of supervised tokens of the step over all ranks.
+    Gradients of the summed losses are added over micro-batches and ranks and divided once, by the number of what they
+    are summed over, supervised tokens or preference pairs, of the step over all ranks.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: TrainSettings, comm: Comm
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: TrainSettings,
+        comm: Comm,
+        objective: Objective | None = None,
     ) -> None:
+        self._objective = objective or CrossEntropy()
         self._model = model
         self._optimizer = optimizer
         self._settings = settings
@@ -94,31 +103,41 @@ class Stepper:
 
         Raises:
             RunError: a token id is outside the model's vocabulary, or the gradient is not finite.
+            DataError: the objective is for other samples.
         """
         self._check_vocabulary(batch)
-        tokens = batch.supervised_tokens
-        loss_sum = self._accumulate(batch)
-        total, stop = exchange(self._comm, tokens, stop)
+        count = self._objective.count(batch)
+        loss_sum, further = self._accumulate(batch)
+        total, stop = exchange(self._comm, count, stop)
         rate = learning_rate(
             batch.step, peak=self._settings.lr, warmup=self._settings.warmup, steps=self._settings.steps
         )
         norm = self._update(total, rate, batch.step) if total else math.nan
         return StepOutcome(
-            tokens=tokens, loss_sum=loss_sum, total_tokens=total, stop=stop, learning_rate=rate, gradient_norm=norm
+            count=count,
+            loss_sum=loss_sum,
+            further_sums=further,
+            total_count=total,
+            stop=stop,
+            learning_rate=rate,
+            gradient_norm=norm,
         )
 
-    def _accumulate(self, batch: Batch) -> float:
-        """Add the gradients of this rank's summed token losses up, and return the sum."""
+    def _accumulate(self, batch: Batch) -> tuple[float, dict[str, float]]:
+        """Add the gradients of this rank's summed losses up, and return the sums: of the loss, and further ones."""
         self._optimizer.zero_grad(set_to_none=True)
-        sums: list[torch.Tensor] = []
+        losses: list[torch.Tensor] = []
+        further: dict[str, list[torch.Tensor]] = {}
         half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
         for micro_batch in batch.split(self._settings.micro_batch_size or len(batch)):
             if micro_batch.supervised_tokens or self._together:
                 with half:
-                    loss = token_loss_sum(self._model, micro_batch.to(self._device, non_blocking=True))
+                    loss, others = self._objective.sums(self._model, micro_batch.to(self._device, non_blocking=True))
                 loss.backward()  # type: ignore[no-untyped-call]
-                sums.append(loss.detach().double())
-        return float(torch.stack(sums).sum()) if sums else 0.0
+                losses.append(loss.detach())
+                for name, value in others.items():
+                    further.setdefault(name, []).append(value)
+        return _summed(losses), {name: _summed(values) for name, values in further.items()}
 
     def _update(self, total: int, rate: float, step: int) -> float:
         """Divide the ranks' summed gradients by `total`, clip, and step the optimizer; return the norm."""
@@ -148,3 +167,8 @@ class Stepper:
                 f"step {batch.step}: token id {largest}, but the model knows {self._vocabulary} ids; train.model and "
                 "tokenizer do not belong together"
             )
+
+
+def _summed(values: Sequence[torch.Tensor]) -> float:
+    """The sum of scalars, in float64; 0 of none."""
+    return float(torch.stack([value.double() for value in values]).sum()) if values else 0.0

@@ -43,7 +43,7 @@ def gradients(comm: Comm, micro_batch_size: int) -> tuple[list[Array], list[Arra
     stepper = Stepper(model, make_optimizer(model, settings), settings, comm)
     for batch in loader:
         outcome = stepper.step(batch)
-        aggregator.observe("train/loss", outcome.loss_sum / outcome.tokens, outcome.tokens)
+        aggregator.observe("train/loss", outcome.loss_sum / outcome.count, outcome.count)
         if batch.step == 2:
             break
     grads = [p.grad.numpy() for p in model.parameters() if p.grad is not None]
@@ -73,9 +73,9 @@ def uneven(comm: Comm) -> tuple[float, int, Array]:
     settings = TrainSettings(steps=9, run_dir=Path("unused"), grad_clip=None)
     outcome = Stepper(model, make_optimizer(model, settings), settings, comm).step(batch)
     aggregator = Aggregator(loader.sources, run_metrics=RUN_METRICS, comm=comm)
-    aggregator.observe("train/loss", outcome.loss_sum / outcome.tokens, outcome.tokens)
+    aggregator.observe("train/loss", outcome.loss_sum / outcome.count, outcome.count)
     assert model.logits.grad is not None
-    return aggregator.log()["train/loss"], outcome.total_tokens, model.logits.grad.numpy()
+    return aggregator.log()["train/loss"], outcome.total_count, model.logits.grad.numpy()
 
 
 def uneven_step(step: int) -> bool:
