@@ -115,10 +115,13 @@ def test_a_file_in_the_place_of_the_run_directory_is_refused_first(tmp_path: Pat
         ("packing.lookahead=64", "packing.lookahead: 256 in the state, 64 here"),
         ("packing.overflow=drop", "packing.overflow: 'truncate' in the state, 'drop' here"),
         ("mix.unit=tokens", "mix.unit: 'samples' in the state, 'tokens' here"),
-        ("loader.lane_groups=2", "loader.lanes_per_step and lane_groups: [1, 1] in the state, [1, 2] here"),
+        (
+            "loader.lane_groups=2",
+            "loader.lanes_per_step and lane_groups: [1, 1] in the state, [1, 2] here; give those of the state",
+        ),
         ("mix.sources.units.weight=3", "mix.sources.units.weight: 1 in the run, 3 here"),
         ("mix.sources.units.weight={0: 1, 9: 2}", 'mix.sources.units.weight: 1 in the run, {"0": 1.0, "9": 2.0} here'),
-        ("mix.sources.units.shuffle=none", "mix.sources.units.shuffle: 'absent' in the state, 'none' here"),
+        ("mix.sources.units.shuffle=none", "mix.sources.units.shuffle: 'rows' in the state, 'none' here"),
         ("train.model=tiny", "the run trains a model of kind 'none', now it is 'tiny'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -59,8 +60,17 @@ _SOURCE = {
     "contents": "{path}, by a digest of its contents",
     "share": "{path}.weight, as a share of all draws",
     "shuffle": "{path}.shuffle",
+    "shuffle_window": "{path}.shuffle_window",
+    "block_bytes": "{path}: bytes of a block",
+    "streaming": "{path}.streaming",
+    "overflow": "{path}.overflow",
     "schedule": "{path}.weight, by step",
 }
+_DEFAULTS = {"align": 1}
+"""What parts of a fingerprint are that it leaves out."""
+_WHILE_STREAMING = ("shuffle_window", "block_bytes")
+"""What a source alone has that streams: not told where it does not in both."""
+_BLOCKS = re.compile(r"(?:(none), )?blocks of (\d+) rows, (\d+) bytes")
 _ABSENT = "absent"
 
 
@@ -70,8 +80,8 @@ class Difference:
     """A part of two fingerprints that is not the same in both.
 
     Attributes:
-        part: its name in a fingerprint; of a source's part ``contents``, ``share``, ``shuffle`` or ``schedule``, and
-            ``presence`` where the source is in one alone.
+        part: its name in a fingerprint; of a source's part ``contents``, ``share``, ``schedule``, or what its order
+            and its cuts depend on, and ``presence`` where the source is in one alone.
         source: the source or mix node that it is about, "" if it is about none.
         theirs: its value in the state, ``absent`` where there is none.
         ours: its value here.
@@ -88,7 +98,8 @@ class Difference:
         if self.part == "presence":
             return f"{path}: " + ("here, not in the state" if self.theirs == _ABSENT else "in the state, not here")
         key = _SOURCE[self.part].format(path=path) if self.source else _KEYS.get(self.part, self.part)
-        return f"{key}: {self.theirs!r} in the state, {self.ours!r} here"
+        hint = "; give those of the state, and a loader.global_batch_size that lanes_per_step divides"
+        return f"{key}: {self.theirs!r} in the state, {self.ours!r} here{hint if self.part == 'lanes' else ''}"
 
 
 def differing(theirs: Any, ours: Any) -> list[Difference]:
@@ -102,6 +113,7 @@ def differing(theirs: Any, ours: Any) -> list[Difference]:
         for source, part in sorted(left.keys() | right.keys())
         if left.get((source, part), _ABSENT) != right.get((source, part), _ABSENT)
         and (source not in lone or part == "presence")
+        and (part not in _WHILE_STREAMING or {(source, part)} <= left.keys() & right.keys())
     ]
 
 
@@ -115,16 +127,27 @@ def _flattened(value: Any) -> dict[tuple[str, str], Any]:
     if not isinstance(value, Mapping):
         return {("", "state"): value}
     parts = {("", str(key)): part for key, part in value.items() if key not in ("sources", "schedules")}
+    parts = {("", key): part for key, part in _DEFAULTS.items()} | parts
     sources = value.get("sources")
     for name, entry in sources.items() if isinstance(sources, Mapping) else ():
-        aspects = ("contents", "share", "shuffle")
-        values = entry if isinstance(entry, list) else [entry]
-        parts |= {(name, aspect): part for aspect, part in zip(aspects, values, strict=False)}
-        parts[name, "presence"] = True
+        contents, share, order = [*(entry if isinstance(entry, list) else [entry]), None, ""][:3]
+        parts |= {(name, "contents"): contents, (name, "share"): share, (name, "presence"): True}
+        parts |= {(name, aspect): part for aspect, part in _order_of(str(order or "")).items()}
     schedules = value.get("schedules")
     for name, points in schedules.items() if isinstance(schedules, Mapping) else ():
         parts[name, "schedule"] = points
     return parts
+
+
+def _order_of(text: str) -> dict[str, Any]:
+    """What `Leaf.order` says, by the names of a config."""
+    shuffled, _, overflow = text.rpartition("overflow: ") if "overflow: " in text else (text, "", "")
+    shuffled = shuffled.removesuffix("; ")
+    parts: dict[str, Any] = {"overflow": overflow or "as packing.overflow", "streaming": False}
+    if blocks := _BLOCKS.fullmatch(shuffled):
+        streaming = {"streaming": True, "shuffle_window": int(blocks[2]), "block_bytes": int(blocks[3])}
+        return parts | streaming | {"shuffle": blocks[1] or "rows"}
+    return parts | {"shuffle": shuffled or "rows"}
 
 
 def check_state(state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any]) -> None:

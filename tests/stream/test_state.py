@@ -33,7 +33,8 @@ def test_parts_are_called_what_a_config_calls_them() -> None:
         {**left, "sources": {"a": ["11", 1.0]}, "schedules": {"a": {"0": 1}}},
         {**right, "sources": {"a": ["12", 1.0]}, "schedules": {}},
     ) == [
-        "loader.lanes_per_step and lane_groups: [1, 1] in the state, [2, 1] here",
+        "loader.lanes_per_step and lane_groups: [1, 1] in the state, [2, 1] here; give those of the state, and a "
+        "loader.global_batch_size that lanes_per_step divides",
         "packing.lookahead: 8 in the state, 0 here",
         "packing.overflow: 'drop' in the state, 'split' here",
         "tokenizer, by a digest of it: 'ab' in the state, 'cd' here",
@@ -41,6 +42,33 @@ def test_parts_are_called_what_a_config_calls_them() -> None:
         "mix.sources.a, by a digest of its contents: '11' in the state, '12' here",
         "mix.sources.a.weight, by step: {'0': 1} in the state, 'absent' here",
     ]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "lines"),
+    [
+        ("overflow: split", "", ["overflow: 'split' in the state, 'as packing.overflow' here"]),
+        ("none; overflow: split", "none; overflow: drop", ["overflow: 'split' in the state, 'drop' here"]),
+        ("blocks of 20 rows, 64 bytes", "blocks of 30 rows, 64 bytes", ["shuffle_window: 20 in the state, 30 here"]),
+        ("", "blocks of 30 rows, 64 bytes", ["streaming: False in the state, True here"]),
+        (
+            "none, blocks of 9 rows, 64 bytes",
+            "blocks of 9 rows, 64 bytes",
+            ["shuffle: 'none' in the state, 'rows' here"],
+        ),
+        (
+            "blocks of 2 row groups, ab12; overflow: drop",
+            "blocks of 3 row groups, ab12",
+            [
+                "overflow: 'drop' in the state, 'as packing.overflow' here",
+                "shuffle: 'blocks of 2 row groups, ab12' in the state, 'blocks of 3 row groups, ab12' here",
+            ],
+        ),
+    ],
+)
+def test_what_the_order_of_a_source_depends_on_is_told_by_its_keys(theirs: str, ours: str, lines: list[str]) -> None:
+    left, right = ({"sources": {"a": ["11", 1.0, *([order] if order else [])]}} for order in (theirs, ours))
+    assert differences(left, right) == [f"mix.sources.a.{line}" for line in lines]
 
 
 @given(mix=mixes())
@@ -58,5 +86,5 @@ def test_order_of_input_is_part_of_the_fingerprint() -> None:
     data = source("s", [2, 3])
     plain, ordered = (Packer(Interleave([SourceStream(data, shuffle=shuffle)]), 8) for shuffle in (True, False))
     assert differences(plain.fingerprint, ordered.fingerprint) == [
-        "mix.sources.s.shuffle: 'absent' in the state, 'none' here"
+        "mix.sources.s.shuffle: 'rows' in the state, 'none' here"
     ]
