@@ -90,31 +90,38 @@ class Audit:
         return RunError(f"audit file {self.path}: {error.strerror}; make room or set train.audit: false, then resume")
 
 
-def rewind_audit(folder: Path, step: int) -> None:
-    """Drop the lines after `step` from all ranks' files in `folder`, also those of ranks that are gone."""
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        _rewind(path, step)
+def rewind_audit(folder: Path, step: int) -> int:
+    """Drop the lines after `step` from all ranks' files in `folder`, also those of ranks that are gone.
+
+    Returns:
+        The last step of which a line is left; 0 where none is.
+    """
+    return max((_rewind(path, step) for path in sorted(folder.glob("rank-*.jsonl"))), default=0)
 
 
-def _rewind(path: Path, step: int) -> None:
+def _rewind(path: Path, step: int) -> int:
     """Cut the JSON Lines file `path`, written in step order, after its last whole line with a ``step`` <= `step`.
 
     The file is read from its end, so the cost is that of the lines dropped, and cut by one system call: who
-    is killed on the way finds the old file or the new one.
+    is killed on the way finds the old file or the new one. Returns the step of that line, or 0.
     """
+    last = 0
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         end = _last_line_end(file, size)
         while end:
             start = _last_line_end(file, end - 1)
             file.seek(start)
-            if _step_of(file.read(end - start)) <= step:
+            found = _step_of(file.read(end - start))
+            if found <= step:
+                last = int(found)
                 break
             end = start
         if end != size:
             file.truncate(end)
             os.fsync(file.fileno())
     sync_directory(path.parent)
+    return last
 
 
 def _step_of(line: bytes) -> float:

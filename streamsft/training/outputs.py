@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ from streamsft.training.audit import Audit, rewind_audit
 from streamsft.training.settings import TrainSettings
 
 __all__ = ["Outputs", "opened_outputs"]
+
+_log = logging.getLogger(__name__)
 
 
 @final
@@ -60,7 +63,9 @@ def opened_outputs(
         audit = None
         with agreeing(comm):
             if comm.rank == 0:
-                rewind_audit(folder, step)
+                last = rewind_audit(folder, step)
+                if settings.audit and last < step:
+                    _log.warning("%s: ends at step %s, so the audit lacks steps %s to %s", folder, last, last + 1, step)
                 mine = sinks() if callable(sinks) else sinks
                 for sink in mine:
                     stack.callback(sink.close)

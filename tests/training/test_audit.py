@@ -28,7 +28,7 @@ def test_digest_is_that_of_the_little_endian_bytes_of_ids_then_labels() -> None:
 @pytest.mark.parametrize("step", [0, 1, 7, 500, 998, 999, 2000])
 def test_rewinding_keeps_exactly_the_lines_up_to_the_step(tmp_path: Path, step: int) -> None:
     path = written(tmp_path / "audit" / "rank-0.jsonl", range(1, 1000))
-    rewind_audit(path.parent, step)
+    assert rewind_audit(path.parent, step) == min(step, 999)
     assert lines(path) == list(range(1, min(step, 999) + 1))
 
 
@@ -48,7 +48,7 @@ def test_a_half_written_line_is_dropped(tmp_path: Path, tail: bytes) -> None:
 
 
 def test_a_folder_without_files_is_left_alone(tmp_path: Path) -> None:
-    rewind_audit(tmp_path / "missing", 3)
+    assert rewind_audit(tmp_path / "missing", 3) == 0
     (tmp_path / "rank-0.jsonl").touch()
     rewind_audit(tmp_path, 3)
     assert (tmp_path / "rank-0.jsonl").read_bytes() == b""

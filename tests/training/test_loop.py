@@ -172,6 +172,14 @@ def test_a_signal_saves_at_a_step_border_and_the_run_goes_on_from_there(tmp_path
     assert audit(tmp_path / "run") == audit(tmp_path / "whole")
 
 
+def test_a_hole_in_the_audit_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "run", 4)
+    run(tmp_path / "run", 6, audit=False)
+    assert "lacks" not in caplog.text
+    run(tmp_path / "run", 8)
+    assert "ends at step 4, so the audit lacks steps 5 to 6" in caplog.text
+
+
 def test_fresh_begins_again_beside_the_old_run(tmp_path: Path) -> None:
     run(tmp_path / "run", 6)
     old = audit(tmp_path / "run")
