@@ -106,9 +106,7 @@ def build_source(
         raise ConfigError(f"source {name}: extras: its rows are text; extras are columns of rows that are tokens")
     if source.streaming:
         return _streamed(name, source, encoders, transform)
-    return _tokenized(
-        name, source, config, encoders, transform, processes=processes, progress=progress, verify=verify
-    )
+    return _tokenized(name, source, config, encoders, transform, processes=processes, progress=progress, verify=verify)
 
 
 def build_held_out(

@@ -171,9 +171,7 @@ def test_a_store_is_a_source_and_one_of_another_tokenizer_is_refused(tmp_path: P
         built({**config, "tokenizer": str(other)})
 
 
-def test_flipped_bytes_of_a_cached_store_are_mended_by_verify(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flipped_bytes_of_a_cached_store_are_mended_by_verify(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(small_config(tmp_path))
     encoders = Encoders(config)
     store = build_sources(config, encoders)["units"]

@@ -110,7 +110,7 @@ def read_rejections(folder: Path) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
                 yield {name: record[name] for name in _RECORD}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: cannot be read as a list of rejected rows ({error}); build the store again") from error
+        raise StoreError(f"{path}: is no list of rejected rows ({error}); build the store again") from error
 
 
 def _cannot_write(path: Path, error: OSError) -> StoreError:
