@@ -14,12 +14,13 @@ import torch
 from streamsft.comm import Comm, current
 from streamsft.errors import ConfigError, RunError
 from streamsft.metrics.sinks import JsonlSink
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.evaluating import Evaluation
 from streamsft.training.settings import TrainSettings
 from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.shardfiles import ShardWriter
 from streamsft.training.sharding import optimizer_tensors, place_model, weight_tensors
+from streamsft.training.stored import StoredCheckpoint
 from tests.training.forks import in_fork, in_ranks
 from tests.training.runs import audit, make_loader, packs_by_step, run, small_model, weights
 from tests.training.test_evaluating import sets
