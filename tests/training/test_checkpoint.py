@@ -102,6 +102,7 @@ def test_a_link_as_latest_counts(tmp_path: Path) -> None:
     stored = Checkpoints(tmp_path).newest()
     assert stored is not None
     assert stored.step == 50
+    Checkpoints(tmp_path).clean(after=50, keep=2)
     save(tmp_path, 100)
     assert older.is_dir()
     assert latest.read_text() == "step-00000100\n"

@@ -229,7 +229,7 @@ def test_ranks_alike_refuse_a_part_that_changed(tmp_path: Path) -> None:
     flip(path / "state" / "rank-00001.safetensors")
 
     def refused() -> None:
-        with pytest.raises(RunError, match="state/rank-00001.safetensors changed since it was written"):
+        with pytest.raises(RunError, match=r"state/rank-00001\.safetensors changed since it was written"):
             leg(run_dir, 6)
 
     assert in_ranks(2, refused) == [0, 0]
