@@ -38,7 +38,7 @@ class Promises(NamedTuple):
 def is_checked(source: Any) -> bool:
     """Whether a source is one of this package, whose rows were checked when it was opened, or lies over such a one."""
     ours = type(source).__module__.partition(".")[0] == __name__.partition(".")[0]
-    below = vars(source).get("store") if ours else None
+    below = getattr(source, "store", None) if ours else None
     return ours if below is None else is_checked(below)
 
 
@@ -160,25 +160,25 @@ class _Where(NamedTuple):
 
     name: str
     promises: Promises
-    index: Ints
+    stored: Ints
     by: str
     """The member that was called."""
 
     def row(self, at: int) -> str:
         """The row at place `at` of those that were asked for."""
-        return f"source {self.name!r}, row {self.promises.row_numbers[self.index[at]]}"
+        return f"source {self.name!r}, row {self.promises.row_numbers[self.stored[at]]}"
 
     @property
     def all(self) -> str:
         """All of them."""
-        numbers = self.promises.row_numbers[self.index[:4]].tolist()
-        more = f" and {len(self.index) - 3:,} more" if len(self.index) > 4 else ""
+        numbers = self.promises.row_numbers[self.stored[:4]].tolist()
+        more = f" and {len(self.stored) - 3:,} more" if len(self.stored) > 4 else ""
         shown = ", ".join(map(str, numbers[:3] if more else numbers))
-        return f"source {self.name!r}, row{'s' if len(self.index) > 1 else ''} {shown}{more}"
+        return f"source {self.name!r}, row{'s' if len(self.stored) > 1 else ''} {shown}{more}"
 
 
 def _another_length(where: _Where, at: int, gave: str) -> DataError:
-    said = where.promises.lengths[where.index[at]]
+    said = where.promises.lengths[where.stored[at]]
     return DataError(
         f"{where.row(at)}: {where.by} gave {gave} where lengths says {said}; the members of "
         "a source must agree, and its contents must not change"
@@ -188,9 +188,9 @@ def _another_length(where: _Where, at: int, gave: str) -> DataError:
 def _rows(given: Any, what: str, where: _Where) -> list[NDArray[Any]]:
     """One flat array of whole numbers for each row that was asked for."""
     found = list(given) if isinstance(given, Sequence | np.ndarray) else None
-    if found is None or len(found) != len(where.index):
+    if found is None or len(found) != len(where.stored):
         got = _shown(given) if found is None else f"{len(found):,} rows"
-        raise DataError(f"{where.all}: {where.by} gave {got} of {what} where {len(where.index):,} rows were asked for")
+        raise DataError(f"{where.all}: {where.by} gave {got} of {what} where {len(where.stored):,} rows were asked for")
     kinds, dtype = ("iu", "int32[n]") if what == "ids" else ("biu", "bool[n]")
     for at, row in enumerate(found):
         if not isinstance(row, np.ndarray) or row.ndim != 1 or (row.dtype.kind not in kinds):
@@ -221,8 +221,8 @@ def _check_masks(masks: list[NDArray[Any]], lengths: Ints, where: _Where) -> lis
                 )
         masks = [mask.astype(np.bool_) for mask in masks]
     supervised, first = _counted(masks, lengths)
-    said = where.promises.supervised[where.index]
-    said_first = where.promises.first_supervised[where.index]
+    said = where.promises.supervised[where.stored]
+    said_first = where.promises.first_supervised[where.stored]
     wrong = (supervised != said) | ((supervised > 0) & (first != said_first))
     if wrong.any():
         at = int(np.argmax(wrong))
