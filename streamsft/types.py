@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def check_name(name: str, what: str = "source") -> str:
     return name
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether `value` is an integer from 0 to below 2**62: sums of two of them are int64."""
     return type(value) is int and 0 <= value < 1 << 62
 
