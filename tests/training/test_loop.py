@@ -227,7 +227,8 @@ def test_a_model_that_is_not_there_or_too_small_is_named(tmp_path: Path) -> None
 def unsupervised_loader(supervised: int) -> Loader:
     """Each row fills a pack; about one in `supervised` rows has labels."""
     rows = [([i, *range(2, 9)], [0] * 7 + [int(i % supervised == 0)]) for i in range(12)]
-    source = ListSource("rows", rows)
+    taken_at_its_word = type("OfThePackage", (ListSource,), {"__module__": "streamsft.sources.rows"})
+    source = taken_at_its_word("rows", rows)
     source.supervised[:] = 1  # so that the packer takes them all
     source.first_supervised[:] = 7
     return Loader(Packer(Interleave([source]), 8, lookahead=0), global_batch_size=1, background=False)
