@@ -127,13 +127,14 @@ def _flattened(value: Any) -> dict[tuple[str, str], Any]:
     """The parts of a fingerprint by (source or "", name)."""
     if not isinstance(value, Mapping):
         return {("", "state"): value}
-    parts = {("", str(key)): part for key, part in value.items() if key not in ("sources", "schedules")}
-    parts = {("", key): part for key, part in _DEFAULTS.items()} | parts
+    whole = {**_DEFAULTS, **value}
+    parts = {("", str(key)): part for key, part in whole.items() if key not in ("sources", "schedules")}
     sources = value.get("sources")
     for name, entry in sources.items() if isinstance(sources, Mapping) else ():
-        contents, share, order = [*(entry if isinstance(entry, list) else [entry]), None, ""][:3]
-        parts |= {(name, "contents"): contents, (name, "share"): share, (name, "presence"): True}
-        parts |= {(name, aspect): part for aspect, part in _order_of(str(order or "")).items()}
+        values = entry if isinstance(entry, list) else [entry]
+        parts |= {(name, aspect): part for aspect, part in zip(("contents", "share"), values, strict=False)}
+        parts |= {(name, aspect): part for aspect, part in _order_of(str((*values, "", "", "")[2])).items()}
+        parts[name, "presence"] = True
     schedules = value.get("schedules")
     for name, points in schedules.items() if isinstance(schedules, Mapping) else ():
         parts[name, "schedule"] = points
@@ -143,9 +144,8 @@ def _flattened(value: Any) -> dict[tuple[str, str], Any]:
 def _order_of(text: str) -> dict[str, Any]:
     """What `Leaf.order` says, by the names of a config."""
     shuffled, _, overflow = text.rpartition("overflow: ") if "overflow: " in text else (text, "", "")
-    shuffled = shuffled.removesuffix("; ")
     parts: dict[str, Any] = {"overflow": overflow or "as packing.overflow", "streaming": False}
-    if blocks := _BLOCKS.fullmatch(shuffled):
+    if blocks := _BLOCKS.fullmatch(shuffled := shuffled.removesuffix("; ")):
         streaming = {"streaming": True, "shuffle_window": int(blocks[2]), "block_bytes": int(blocks[3])}
         return parts | streaming | {"shuffle": blocks[1] or "rows"}
     return parts | {"shuffle": shuffled or "rows"}
