@@ -111,7 +111,8 @@ class DiskTier:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, place)
+            with self._alone():
+                os.replace(temporary, place)
         except OSError as error:
             self._say(f"{self.folder}: a row group could not be kept ({error.strerror})")
             with contextlib.suppress(OSError):
@@ -130,8 +131,8 @@ class DiskTier:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from counting what is there until this one has; where no lock can be had, the budget may be
-        exceeded by what is written at the same time."""
+        """Keep others from adding files, giving them their names and counting them; where no lock can be had, the
+        budget may be exceeded by what is written at the same time."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 lock = stack.enter_context(open(self.folder / _LOCK, "ab"))
@@ -143,8 +144,9 @@ class DiskTier:
         self._remove(self.folder / name)
 
     def used(self) -> int:
-        """Bytes that the files take."""
-        return sum(size for _, size, _ in self._files())
+        """Bytes that the files take, those that are being written included."""
+        with self._alone():
+            return sum(size for _, size, _ in self._files())
 
     def _make_room(self, size: int) -> bool:
         """Remove the files used longest ago until `size` bytes more fit; False if they never can."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +97,42 @@ def save(
     Raises:
         RunError: it could not be written; the older ones are as they were.
     """
+    fill = _filling(parts, step, comm, divided=saver is not None)
+    checkpoints, fingerprint = Checkpoints(run_dir), parts.loader.fingerprint
+    partial = checkpoints.partial(step)
+    if saver is not None:
+        saver.wait()
+    with agreeing(comm):
+        if audit is not None:
+            audit.sync()
+        if comm.rank == 0:
+            if saver is None:
+                checkpoints.write(step, fill, fingerprint=fingerprint, model=kind)
+            else:
+                checkpoints.prepare(step, fill)
+    if saver is None or parts.model is None or parts.optimizer is None:
+        with agreeing(comm):
+            if comm.rank == 0:
+                checkpoints.publish(partial, step, keep=keep)
+        return
+
+    def finish(written: Mapping[str, str]) -> None:
+        digests = {f"{STATE_FOLDER}/{name}": digest for name, digest in written.items()}
+        checkpoints.seal(partial, step, fingerprint=fingerprint, model=kind, digests=digests)
+        checkpoints.publish(partial, step, keep=keep)
+
+    mine = partial if comm.rank == 0 else None
+    saver.save(
+        partial / STATE_FOLDER,
+        parts.model,
+        parts.optimizer,
+        done=finish,
+        failed=lambda error: checkpoints.unwritten(step, error, mine),
+    )
+
+
+def _filling(parts: Parts, step: int, comm: Comm, *, divided: bool) -> Callable[[Path], None]:
+    """What writes the files of a checkpoint into a folder, all but weights that are `divided`; collective."""
     state = parts.loader.gather_state(comm)
     contents = {
         "loader.json": state,
@@ -109,51 +145,21 @@ def save(
         },
     }
     generators = gather_bytes(comm, _packed(_generator_states()))
-    fingerprint = parts.loader.fingerprint
 
     def fill(folder: Path) -> None:
         for name, content in contents.items():
             (folder / name).write_text(json.dumps(content), encoding="utf-8")
         torch.save([torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in generators], folder / "rng.pt")
-        if parts.model is not None and parts.optimizer is not None:
-            if saver is None:
-                save_weights(parts.model, folder / "model")
-                torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
-            else:
-                save_config(parts.model, folder / "model")
-                (folder / STATE_FOLDER).mkdir()
+        if parts.model is None or parts.optimizer is None:
+            return
+        if divided:
+            save_config(parts.model, folder / "model")
+            (folder / STATE_FOLDER).mkdir()
+        else:
+            save_weights(parts.model, folder / "model")
+            torch.save(parts.optimizer.state_dict(), folder / "optimizer.pt")
 
-    checkpoints = Checkpoints(run_dir)
-    partial = checkpoints.partial(step)
-    if saver is not None:
-        saver.wait()
-    with agreeing(comm):
-        if audit is not None:
-            audit.sync()
-        if comm.rank == 0:
-            if saver is None:
-                checkpoints.write(step, fill, fingerprint=fingerprint, model=kind)
-            else:
-                checkpoints.prepare(step, fill)
-
-    def finish(written: Mapping[str, str]) -> None:
-        digests = {f"{STATE_FOLDER}/{name}": digest for name, digest in written.items()}
-        checkpoints.seal(partial, step, fingerprint=fingerprint, model=kind, digests=digests)
-        checkpoints.publish(partial, step, keep=keep)
-
-    if saver is not None and parts.model is not None and parts.optimizer is not None:
-        mine = partial if comm.rank == 0 else None
-        saver.save(
-            partial / STATE_FOLDER,
-            parts.model,
-            parts.optimizer,
-            done=finish,
-            failed=lambda error: checkpoints.unwritten(step, error, mine),
-        )
-        return
-    with agreeing(comm):
-        if comm.rank == 0:
-            checkpoints.publish(partial, step, keep=keep)
+    return fill
 
 
 def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) -> None:
