@@ -22,12 +22,15 @@ from streamsft.errors import ConfigError
 from streamsft.order.keys import Keys, as_keys, hash64, shuffled
 from streamsft.types import Ints
 
-__all__ = ["permute"]
+__all__ = ["LARGEST_TABLE", "permute"]
 
 ROUNDS: Final = 8
+LARGEST_TABLE: Final = 4096
+"""Sizes up to this are shuffled by argsort, which is exactly uniform."""
 
-_TABLE: Final = 4096  # sizes up to this are shuffled by argsort, which is exactly uniform
-_TINY: Final = 32  # sizes up to this run through many passes in one window: sorted together, not kept
+_FEW: Final = 16  # tables up to this many are sorted one by one and kept; more are sorted together
+_SORTED: Final = 1 << 18  # numbers sorted at a time
+_NARROW: Final = 32  # sizes up to this are not told apart then, larger ones by powers of two
 _LARGEST: Final = 2**62  # keeps both radices within 32 bits, which the multiply-shift below needs
 
 _STEP: Final = np.uint64(0xD1342543DE82EF95)  # odd constants that keep halves and rounds apart
@@ -39,7 +42,7 @@ def permute(index: Ints | int, size: Ints | int, key: Keys | int) -> Ints:
     """Return where each `index` stands in the permutation of [0, `size`) that `key` names.
 
     For any one size and key this is a bijection of [0, size). Its cost per element is the same for all
-    sizes; a size up to 4096 additionally costs one sort each time its key is new (the last 1,024 are kept).
+    sizes; a size up to 4096 additionally costs one sort of that size for each key.
 
     Args:
         index: positions, int64[k], each in [0, size).
@@ -55,12 +58,11 @@ def permute(index: Ints | int, size: Ints | int, key: Keys | int) -> Ints:
     """
     positions, sizes, keys = np.broadcast_arrays(np.atleast_1d(index), np.asarray(size, np.int64), as_keys(key))
     _check(positions, sizes)
-    by_table = sizes <= _TABLE
+    by_table = sizes <= LARGEST_TABLE
     if not by_table.any():
         return _feistel(positions, sizes, keys)
     out = np.empty(positions.shape, np.int64)
-    tiny = sizes <= _TINY
-    for chosen, method in ((tiny, _sorted_together), (by_table & ~tiny, _looked_up), (~by_table, _feistel)):
+    for chosen, method in ((by_table, _by_tables), (~by_table, _feistel)):
         at = np.flatnonzero(chosen)
         if len(at):
             out[at] = method(positions[at], sizes[at], keys[at])
@@ -76,26 +78,36 @@ def _check(positions: Ints, sizes: Ints) -> None:
         )
 
 
-def _sorted_together(positions: Ints, sizes: Ints, keys: Keys) -> Ints:
-    """`permute` for sizes up to _TINY: one sort along the rows of a table with all sizes and keys."""
-    order, starts = _groups(sizes, keys)
-    group = np.zeros(len(order), np.int64)
-    group[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-    group_sizes, group_keys = sizes[order[starts]], keys[order[starts]]
-    columns = np.arange(group_sizes.max())
-    hashes = hash64(group_keys[:, None], columns)
-    # Columns beyond a row's size sort last: nothing is larger, and a stable sort leaves an equal one before them.
-    hashes[columns >= group_sizes[:, None]] = np.iinfo(np.uint64).max
-    return np.argsort(hashes, axis=1, kind="stable")[group, positions]
-
-
-def _looked_up(positions: Ints, sizes: Ints, keys: Keys) -> Ints:
-    """`permute` for sizes up to _TABLE, by tables that are kept."""
+def _by_tables(positions: Ints, sizes: Ints, keys: Keys) -> Ints:
+    """`permute` for sizes up to LARGEST_TABLE."""
     out = np.empty(len(positions), np.int64)
     order, starts = _groups(sizes, keys)
-    for at in np.split(order, starts[1:]):
-        out[at] = _table(int(sizes[at[0]]), int(keys[at[0]]))[positions[at]]
+    if len(starts) <= _FEW:
+        for at in np.split(order, starts[1:]):
+            out[at] = _table(int(sizes[at[0]]), int(keys[at[0]]))[positions[at]]
+        return out
+    group = np.empty(len(order), np.int64)
+    group[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    group_sizes, group_keys = sizes[order[starts]], keys[order[starts]]
+    slots = np.maximum(_NARROW, np.exp2(np.ceil(np.log2(group_sizes)))).astype(np.int64)
+    for width in np.unique(slots).tolist():
+        alike = np.flatnonzero(slots == width)
+        for first in range(0, len(alike), _SORTED // width):
+            some = alike[first : first + _SORTED // width]
+            table = np.full(len(starts), -1)
+            table[some] = np.arange(len(some))
+            at = np.flatnonzero(table[group] >= 0)
+            out[at] = _sorted_together(group_sizes[some], group_keys[some])[table[group[at]], positions[at]]
     return out
+
+
+def _sorted_together(sizes: Ints, keys: Keys) -> Ints:
+    """The tables of these sizes and keys, one a row; what lies beyond a row's size is of no use."""
+    columns = np.arange(sizes.max())
+    hashes = hash64(keys[:, None], columns)
+    # Columns beyond a row's size sort last: nothing is larger, and a stable sort leaves an equal one before them.
+    hashes[columns >= sizes[:, None]] = np.iinfo(np.uint64).max
+    return np.argsort(hashes, axis=1, kind="stable")
 
 
 def _groups(sizes: Ints, keys: Keys) -> tuple[Ints, Ints]:

@@ -81,6 +81,7 @@ class Plan:
         self._splits = np.array([policy == "split" for policy in policies])
         self.group_orders = GroupOrders(self.leaves, seed, lanes)
         self._rows = Rows(self.leaves, seed, lanes, self.group_orders.by_leaf)
+        self._priced = Rows(self.leaves, seed, lanes, self.group_orders.by_leaf, ahead=0)
         self._schedules: dict[int, Schedule] = {}
         for at in self.streaming:  # once, before a worker process would do it again
             self.leaves[at].streamed.reader.units(lanes)
@@ -133,7 +134,7 @@ class Plan:
         Rows of streaming sources are read, from `feeds`, as far as they are drawn. Weights are those of `step`.
         """
         feeds = feeds or {}
-        costs = DrawCosts(lambda source, number: self._drawn(lane, source, number, feeds), feeds)
+        costs = DrawCosts(lambda source, number: self._drawn(lane, source, number, feeds, self._priced), feeds)
         draws = self.schedule(step).draw(due, drawn, self.draws, costs.of)
         key = derive_key(self.seed, "window", lane, number)
         order = mixed([key], len(draws.source))[0]
@@ -163,17 +164,17 @@ class Plan:
         """The documents with their sources by the numbers that the whole mix, with the one before an edit, gives."""
         return documents._replace(source=np.array(self.numbers, np.int64)[documents.source])
 
-    def _drawn(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
+    def _drawn(self, lane: int, source: Ints, number: Ints, feeds: Feeds, rows: Rows | None = None) -> Documents:
         """The documents that draws are (int64[draws] each), after the overflow policy, each in pack 0."""
-        return self._cut(self._located(lane, source, number, feeds), feeds)
+        return self._cut(self._located(lane, source, number, feeds, rows or self._rows), feeds)
 
-    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds) -> Documents:
+    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds, rows: Rows) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
-        found = DrawnRows(*np.empty((5, len(source)), np.int64)) if feeds else self._rows.of(lane, source, number)
+        found = DrawnRows(*np.empty((5, len(source)), np.int64)) if feeds else rows.of(lane, source, number)
         if feeds:
             indexed = np.flatnonzero(~self._streams[source])
             if len(indexed):
-                looked_up = self._rows.of(lane, source[indexed], number[indexed])
+                looked_up = rows.of(lane, source[indexed], number[indexed])
                 for column, values in zip(found, looked_up, strict=True):
                     column[indexed] = values
             for at, feed in feeds.items():

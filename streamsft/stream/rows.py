@@ -9,7 +9,7 @@ import numpy as np
 
 from streamsft.order.groups import GroupOrder
 from streamsft.order.keys import derive_key, hash64
-from streamsft.order.permutation import permute
+from streamsft.order.permutation import LARGEST_TABLE, permute
 from streamsft.sources.base import IdsSource
 from streamsft.stream.mixture import Leaf
 from streamsft.types import Ints
@@ -17,6 +17,7 @@ from streamsft.types import Ints
 __all__ = ["DrawnRows", "Rows"]
 
 _AHEAD = 8192  # draws looked up together, which takes hardly longer than a quarter of them
+_PASSED = 1 << 18  # rows of a small source to sort, on all lanes, for what is looked up beyond what is asked for
 
 
 class DrawnRows(NamedTuple):
@@ -53,16 +54,26 @@ class Rows:
         seed: seed of the order of each pass.
         lanes: number of lanes that divide each source's rows.
         group_orders: the order of each source that is read by groups, by its number; its draws are numbered by code.
+        ahead: how many draws to look up together at least; 0 looks up what is asked for alone.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], seed: int, lanes: int, group_orders: Mapping[int, GroupOrder]) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        seed: int,
+        lanes: int,
+        group_orders: Mapping[int, GroupOrder],
+        ahead: int = _AHEAD,
+    ) -> None:
         self._leaves = leaves
         self._group_orders = group_orders
         self._lanes = lanes
+        self._ahead = ahead
         self._size = np.array([leaf.rows or 1 for leaf in leaves], np.int64)
         self._in_order = np.array([not leaf.shuffle for leaf in leaves])
         self._keys = np.array([derive_key(seed, leaf.name, "rows") for leaf in leaves], np.uint64)
         self._ids_alone = [leaf.source if isinstance(leaf.source, IdsSource) else None for leaf in leaves]
+        self._most = np.where(self._size <= LARGEST_TABLE, _PASSED // lanes, np.iinfo(np.int64).max)
         self._known: dict[int, _Known] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -82,7 +93,8 @@ class Rows:
         np.minimum.at(first, source, number)
         np.maximum.at(stop, source, number + 1)
         first = np.minimum(first, stop)
-        count = (stop - first) * max(1, _AHEAD // len(source))
+        ahead = np.minimum((stop - first) * max(1, self._ahead // len(source)), self._most)
+        count = np.maximum(stop - first, ahead)
         offset = np.cumsum(count) - count
         all_sources = np.repeat(np.arange(len(count)), count)
         all_numbers = np.arange(len(all_sources)) - np.repeat(offset - first, count)
