@@ -4,9 +4,10 @@
 
 Chats: worker processes of the loader read JSON Lines, render, mask, tokenize and pack, with the tokenizer of
 benchmarks/tokenization.py. Beside them stands one `encode_batch` after the other on one core, of the texts of the same
-rows, rendered before; once in one process, once in two at the same time. The two take turns, each alone on the
-machine. The loader tokenizes a lane's first window at once, so its speed is taken from when the first lane opens its
-second window to when it opens a later one. Windows are short, or the first ones would take minutes.
+rows, rendered before; once in one process, once in two at the same time. They take turns, each alone on the machine,
+the encoding before and after the loader, and ratios are those of the median round. The loader tokenizes a lane's first
+window at once, so its speed is taken from when the first lane opens its second window to when it opens a later one.
+Windows are short, or the first ones would take minutes.
 
 Tokens: the stores of benchmarks/loader.py, each as many Arrow files as there are lanes, as a `StreamingSource` and as
 lists.
@@ -32,7 +33,7 @@ import loader
 import peers
 from corpus import conversations
 from measuring import Contender, arguments, measure, report
-from tokenization import TOKENIZER
+from tokenization import tokenizer_of
 
 import streamsft as ss
 
@@ -94,21 +95,22 @@ def stream_chats(chat: ss.ChatTokenizer, folder: Path, workers: int, lookahead: 
     return tokens / seconds
 
 
-def measure_chats(folder: Path, *, quick: bool) -> dict[str, float]:
-    """Tokens per second, by contender; the median round."""
-    rows, lookahead, windows, rounds = (128, 2, 1, 1) if quick else (40_000, WINDOW, 1, 3)
-    tokenizer = ss.load_tokenizer(TOKENIZER)
+def measure_chats(folder: Path, *, quick: bool) -> dict[str, list[float]]:
+    """Tokens per second in each round, by contender."""
+    rows, lookahead, windows, rounds = (128, 2, 1, 1) if quick else (40_000, WINDOW, 1, 5)
+    tokenizer = ss.load_tokenizer(tokenizer_of(folder.parent, quick=quick))
     chat = ss.ChatTokenizer(tokenizer)
     lines = write_chats(folder, rows)[:5_000]
     texts = [chat.render(ss.Conversation(json.loads(line)["messages"])).text for line in lines]
     speeds: dict[str, list[float]] = {}
     for _ in range(rounds):
         for number in WORKERS:
-            speeds.setdefault(f"encode_batch, {number}", []).append(encode_alone(tokenizer, texts, number))
-        for number in WORKERS:
+            before = encode_alone(tokenizer, texts, number)
             speed = stream_chats(chat, folder, number, lookahead, windows)
+            after = encode_alone(tokenizer, texts, number)
+            speeds.setdefault(f"encode_batch, {number}", []).append((before + after) / 2)
             speeds.setdefault(f"streamsft, {number}", []).append(speed)
-    return {name: median(rates) for name, rates in speeds.items()}
+    return speeds
 
 
 def stream_tokens(stores: list[Path], background: bool) -> Iterator[ss.Batch]:
@@ -152,14 +154,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         chats = measure_chats(Path(name) / "chats", quick=options.quick)
         tokens = measure_tokens(Path(name), quick=options.quick)
-    alone, two_alone, one, two = chats.values()
+    rounds = list(zip(*chats.values(), strict=True))
     plain, threaded, lists = tokens
     figures = {
-        "ratio_vs_encode_batch": one / alone,
-        "scaling_vs_bare": (two / one) / (two_alone / alone),
+        "ratio_vs_encode_batch": median(one / alone for alone, one, _, _ in rounds),
+        "scaling_vs_bare": median((two / one) / (two_alone / alone) for alone, one, two_alone, two in rounds),
         "pretokenized_vs_list": max(plain.rate, threaded.rate) / lists.rate,
     }
-    rows = [[f"chats: {contender}", f"{speed / 1e6:.3f}"] for contender, speed in chats.items()]
+    rows = [[f"chats: {contender}", f"{median(speeds) / 1e6:.3f}"] for contender, speeds in chats.items()]
     rows += [[f"tokens: {c.name}", f"{c.rate * loader.SLOTS * c.fill / 1e6:.2f}"] for c in tokens]
     report("Streams, 8 x 4096", ["contender", "M tokens/s"], rows, figures, as_json=options.json)
     return 0

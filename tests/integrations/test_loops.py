@@ -22,6 +22,6 @@ def quick(data: Path) -> None:
 def test_what_killed_runs_are_given_and_their_losses_equal_those_of_whole_runs(test_data: Path) -> None:
     ended = processes.run(quick, test_data / "gsm8k" / "train.jsonl")
     assert ended.returncode == 0, ended.stderr
-    frameworks = ("trainer", "lightning", "accelerate", "reference")
+    frameworks = ("trainer", "lightning", "accelerate")
     expected = {f"{name}_{what}": 1.0 for name in frameworks for what in ("audit", "losses")}
     assert json.loads(ended.stdout.splitlines()[-1]) == expected | {"all_given_the_same": 1.0}
