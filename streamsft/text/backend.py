@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from streamsft.errors import TokenizerError
 from streamsft.sources.hublocation import Location, locate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "Encoding", "load_tokenizer"]
 
+_HELD_CHARACTERS: Final = 1 << 20  # about 25 MB of encodings
 _CLASS_ADVICE = re.compile(r"`tokenizer_class` is `\w+` but `tokenizer\.json` is ")
 
 
@@ -85,6 +86,29 @@ def _without_class_advice() -> Iterator[None]:
 
 
 @final
+class _Held:
+    """Keeps encodings until there are many, and frees them together.
+
+    An encoding is some allocations for each of its tokens. Where few are freed at a time, the next ones are put into
+    the gaps that they leave, and encoding takes up to half as long again (glibc 2.36, batches of 32 to 250 chats).
+    """
+
+    def __init__(self) -> None:
+        self._encodings: list[Sequence[Encoding]] = []
+        self._characters = 0
+
+    def __reduce__(self) -> tuple[type[_Held], tuple[()]]:
+        return _Held, ()
+
+    def keep(self, encodings: Sequence[Encoding], characters: int) -> None:
+        """Keep `encodings` of texts of so many characters; those kept before may be freed."""
+        if self._characters > _HELD_CHARACTERS:
+            self._encodings, self._characters = [], 0
+        self._encodings.append(encodings)
+        self._characters += characters
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Backend:
     """A fast tokenizer's core with what surrounds it. Can be pickled.
@@ -110,6 +134,7 @@ class Backend:
     adds_bos: bool
     added: Mapping[int, str]
     control: frozenset[int]
+    _held: _Held = field(default_factory=_Held, repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any) -> Backend:
@@ -161,6 +186,7 @@ class Backend:
     def encode(self, texts: Sequence[str]) -> Sequence[Encoding]:
         """Encode `texts` as they are; control tokens spelled in them become those tokens."""
         encodings: Sequence[Encoding] = self.core.encode_batch(list(texts), add_special_tokens=False)
+        self._held.keep(encodings, sum(map(len, texts)))
         return encodings
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -76,17 +76,19 @@ def _supervise(
         last = _token_at(encoding, range(stop - 1, start - 1, -1))
     if first is None or last is None:
         return 0
+    chars: Any = encoding.token_to_chars  # every token of a plain text has offsets
     seams = 0
-    if _chars(encoding, first)[0] < start:
+    if chars(first)[0] < start:
         if ids[first] in added:
             first += 1
         else:
             seams = 1
-    while last + 1 < len(ids) and _chars(encoding, last + 1)[0] < stop:
-        last += 1  # further tokens of the last character
-    if _chars(encoding, last)[1] > stop:
+    end, following = chars(last)[1], last + 1
+    while following < len(ids) and (place := chars(following))[0] < stop:
+        following, end = following + 1, place[1]  # further tokens of the last character
+    if end > stop:
         seams += 1
-    mask[first : last + 1] = True
+    mask[first:following] = True
     return seams
 
 
@@ -97,9 +99,3 @@ def _token_at(encoding: Encoding, positions: range) -> int | None:
         if token is not None:
             return token
     return None
-
-
-def _chars(encoding: Encoding, token: int) -> tuple[int, int]:
-    chars = encoding.token_to_chars(token)
-    assert chars is not None, "every token of a plain text has offsets"
-    return chars

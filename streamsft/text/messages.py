@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from streamsft.text.conversation import RowRejected
 
@@ -24,6 +24,8 @@ def clean_message(raw: object, index: int) -> tuple[dict[str, Any], bool | None]
     Raises:
         RowRejected: bad_role, bad_content, bad_tool_call or bad_flag.
     """
+    if _is_clean(raw):
+        return dict(raw), None
     if not isinstance(raw, Mapping):
         raise RowRejected("bad_role", f"message {index} is {_kind(raw)}, not an object with role and content")
     message = {key: value for key, value in raw.items() if value is not None}
@@ -49,6 +51,14 @@ def clean_message(raw: object, index: int) -> tuple[dict[str, Any], bool | None]
     _alias_reasoning(message, index)
     message["content"] = _content(message, index)
     return message, flag
+
+
+def _is_clean(raw: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a message is of the usual kind: a role, a text as content, and nothing else."""
+    if type(raw) is not dict or len(raw) != 2 or type(raw.get("content")) is not str:
+        return False
+    role = raw.get("role")
+    return type(role) is str and role in ROLES
 
 
 def _flag(flags: Mapping[str, Any], index: int) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ import huggingface_hub.constants
 import pytest
 
 from streamsft.errors import TokenizerError
-from streamsft.text.backend import _without_class_advice, load_tokenizer
+from streamsft.text.backend import Backend, _without_class_advice, load_tokenizer
+from tests.text.tokenizers import bpe
 
 
 def test_a_tokenizer_inside_an_installed_package_is_found_by_the_packages_name() -> None:
@@ -78,3 +80,14 @@ def test_loading_keeps_back_one_line_of_transformers_and_no_other(caplog: pytest
     assert type(quiet) is type(loud)
     assert quiet.get_vocab() == loud.get_vocab()
     assert quiet.chat_template == loud.chat_template
+
+
+def test_encodings_are_kept_for_a_while_and_freed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamsft.text.backend._HELD_CHARACTERS", 100)
+    backend = Backend.of(bpe())
+    kept = []
+    for _ in range(7):
+        backend.encode(["a" * 40])
+        kept.append(len(backend._held._encodings))
+    assert kept == [1, 2, 3, 1, 2, 3, 1]
+    assert pickle.loads(pickle.dumps(backend))._held._encodings == []
