@@ -82,6 +82,37 @@ def test_a_log_step_is_one_collective_whatever_was_seen() -> None:
     assert ThreadComm.run(2, body) == [[1, 2, 3, 4, 5, 5]] * 2
 
 
+class EqualRanks:
+    """Many ranks that have all seen the same; notes the bytes that each has sent."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.sent = 0, size, list[int]()
+
+    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        self.sent.append(array.nbytes)
+        return np.repeat(array[None], self.size, axis=0)
+
+    def barrier(self) -> None:
+        raise AssertionError("a log step needs no barrier")
+
+
+def test_a_record_of_many_ranks_is_that_of_one_process_and_frames_follow_what_was_seen() -> None:
+    ranks = 70  # more than are merged at a time
+    sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 80, rows=1) for i in range(80)]
+    mine, alone = Aggregator(sources, comm=(comm := EqualRanks(ranks))), Aggregator(sources)
+    assert len(mine._pending.vector()) > FRAME
+    for turn in range(3):
+        stats = batch(turn, 40)
+        columns = stats.columns._replace(source=np.arange(40, dtype=np.int32) + turn)
+        stats = SampleStats(columns, packs=1, slots=4096, values={})
+        mine.update(stats)
+        for _ in range(ranks):
+            alone.update(stats)
+        assert_same_record(mine.log(), alone.log())
+    assert comm.sent == [8 * FRAME, comm.sent[1], comm.sent[1]]
+    assert comm.sent[1] < 32_000
+
+
 def test_many_sources_cost_one_collective_of_a_frame_unless_what_came_fits_no_frame() -> None:
     sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 80, rows=1) for i in range(80)]
     metric = Metric("noise", turns, [Quantiles(1e-6, 10, exact=1024)])
