@@ -220,7 +220,7 @@ def requests(amplification: float) -> float:
 def plan_all(quick: bool) -> dict[str, float]:
     """Print what planning takes; the figures of the largest job."""
     every_size = [(20, 10**9)] if quick else [(n, rows) for n in (1, 20, 200) for rows in (10**6, 10**9, 10**11)]
-    some = 32 if quick else 1600
+    some = 32 if quick else 800
     table: list[list[str]] = []
     worst = {"planning_one_lane": 0.0, "planning_lanes": 0.0, "planning_row_groups": 0.0}
     for sources, rows in every_size:

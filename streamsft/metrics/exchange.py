@@ -29,10 +29,10 @@ class Exchange:
     the process. So the first exchange sends a frame of `FRAME` numbers (256 kB) whatever the layout; once all hashes
     are seen to be equal, vectors that fit the frame are sent in their exact length.
 
-    Of vectors that do not fit it only what an empty ledger does not have is sent, compressed, in a frame each time: most
-    of what many sources could have seen since the last log step they have not. Every rank learns how much that was, and
-    the next frames are twice the most that there has been, up to `FRAME`. Only where what changed does not fit the frame
-    even so is the rest gathered in a second collective.
+    Of vectors that do not fit it only what an empty ledger does not have is sent, compressed, in a frame each time:
+    most of what many sources could have seen since the last log step they have not. Every rank learns how much,
+    and the next frames are twice the most that there has been, up to `FRAME`. Only where what changed does not fit the
+    frame even so is the rest gathered in a second collective.
 
     Attributes:
         collectives: all-gathers made so far.
