@@ -15,19 +15,16 @@ import json
 import sys
 import time
 import tracemalloc
-from collections import OrderedDict
-from collections.abc import Iterable
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from measuring import arguments, report
+from scale_reads import MEMORY, reading, reading_rows, requests
 from scaling import MEAN_LENGTH, SEQUENCE_LENGTH, SHUFFLE_GROUPS, EqualRanks, SpeakingRanks, make_plan
 
 import streamsft as ss
 from streamsft.comm import gather_json
-from streamsft.order.groups import GroupOrder
-from streamsft.order.keys import derive_key, hash64
-from streamsft.order.permutation import permute
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.state import STATE_VERSION, describe_plan, merged
 from streamsft.stream.steps import Mixes, StepPlanner
@@ -39,9 +36,7 @@ WORKERS = 4
 MANY = 1024
 GROUP_ROWS = 2500  # rows of a row group: a million tokens
 MOST_GROUPS = 4_000_000  # larger stores have larger groups
-MEMORY = 1 << 30  # io.memory
-TOKEN_BYTES = 5  # of a decoded row group
-REQUESTS = 2  # of a row group: its object's version, and its bytes
+DOCUMENTS = 4000  # of a rank, from one log step to the next
 LATE = 1_000_000  # steps behind a state
 
 
@@ -129,7 +124,9 @@ def _late(start: LaneState, drawn: int) -> list[Any]:
 class Logging(NamedTuple):
     """What a log step takes on each rank."""
 
+    collectives: int
     received: int
+    """Bytes that it is sent."""
     seconds: float
     memory: int
     """Peak of what it allocates beside what there is, the network's buffer included, in bytes."""
@@ -155,7 +152,7 @@ def logging(sources: int, ranks: int, documents: int) -> Logging:
         )
         slots = documents * 400 // SEQUENCE_LENGTH * SEQUENCE_LENGTH
         aggregator.update(ss.SampleStats(columns, packs=slots // SEQUENCE_LENGTH, slots=slots, values={}))
-        comm.bytes = 0
+        comm.bytes, before = 0, aggregator.collectives
         if turn == "traced":
             tracemalloc.start()
         begun = time.perf_counter()
@@ -164,99 +161,43 @@ def logging(sources: int, ranks: int, documents: int) -> Logging:
             seconds = time.perf_counter() - begun
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return Logging(comm.bytes, seconds, peak)
-
-
-def fetched(turns: Iterable[np.ndarray[Any, Any]], kept: int) -> int:
-    """Row groups fetched by a process that keeps the `kept` last used ones; `turns` are the groups read together."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    count = 0
-    for groups in turns:
-        for group in groups.tolist():
-            count += group not in cache
-            cache[group] = None
-            cache.move_to_end(group)
-        while len(cache) > kept:
-            cache.popitem(last=False)
-    return count
-
-
-def reading(groups: int, lanes: int, mine: int, blocks: int) -> float:
-    """Rows fetched over rows drawn of a store that is read by row groups.
-
-    Args:
-        groups: its row groups.
-        lanes: lanes that they are dealt to.
-        mine: lanes of one process, which take turns.
-        blocks: blocks of `SHUFFLE_GROUPS` groups that each lane goes through.
-    """
-    bounds = np.arange(groups + 1) * GROUP_ROWS
-    order = GroupOrder(seed=7, name="web", bounds=bounds, block=SHUFFLE_GROUPS)
-    drawn = np.arange(blocks * SHUFFLE_GROUPS * GROUP_ROWS)
-    numbers = [order.located(lane, lanes, drawn)[1] // GROUP_ROWS for lane in range(mine)]
-    together = round(PACKS * SEQUENCE_LENGTH / MEAN_LENGTH)  # rows of a lane in a step
-    turns = (np.unique(lane[start : start + together]) for start in range(0, len(drawn), together) for lane in numbers)
-    return fetched(turns, _kept()) * GROUP_ROWS / (len(drawn) * mine)
-
-
-def reading_rows(groups: int, rows: int) -> float:
-    """The same for a store whose rows are shuffled over a whole pass, over the first `rows` draws."""
-    key = hash64(derive_key(7, "web", "rows"), np.zeros(1, np.uint64))
-    numbers = permute(np.arange(rows), groups * GROUP_ROWS, key) // GROUP_ROWS
-    together = round(PACKS * SEQUENCE_LENGTH / MEAN_LENGTH)
-    turns = (np.unique(numbers[start : start + together]) for start in range(0, rows, together))
-    return fetched(turns, _kept()) * GROUP_ROWS / rows
-
-
-def _kept() -> int:
-    return int(MEMORY / (GROUP_ROWS * MEAN_LENGTH * TOKEN_BYTES))
-
-
-def requests(amplification: float) -> float:
-    """Requests per second of the whole job."""
-    return TOKENS_PER_SECOND / (GROUP_ROWS * MEAN_LENGTH) * amplification * REQUESTS
+    return Logging(aggregator.collectives - before, comm.bytes, seconds, peak)
 
 
 def plan_all(quick: bool) -> dict[str, float]:
     """Print what planning takes; the figures of the largest job."""
-    every_size = [(20, 10**9)] if quick else [(n, rows) for n in (1, 20, 200) for rows in (10**6, 10**9, 10**11)]
-    some = 32 if quick else 800
     table: list[list[str]] = []
     worst = {"planning_one_lane": 0.0, "planning_lanes": 0.0, "planning_row_groups": 0.0}
-    for sources, rows in every_size:
-        for ranks in (8, 64, MANY):
-            group_rows = max(GROUP_ROWS, rows // MOST_GROUPS)
-            lanes = (ranks, WORKERS)
-            one = planning(sources, rows, ranks, (1, 1), 4 if quick else max(4, 1024 // ranks))
-            many = planning(sources, rows, ranks, lanes, some)
-            groups = planning(sources, rows, ranks, lanes, some, group_rows)
-            figures = zip(worst, (one, many, groups), strict=True)
-            if ranks == MANY:
-                worst |= {name: max(worst[name], cost.share) for name, cost in figures}
-            cells = [
-                cell for cost in (one, many, groups) for cell in (f"{cost.milliseconds:.3f}", _percent(cost.share))
-            ]
-            table.append([f"{sources}", f"{rows:.0e}", f"{ranks:,}", *cells])
-    columns = ["sources", "rows", "ranks", "one lane: ms", "of a core", "4 x ranks lanes: ms", "of a core"]
-    title = f"Planning: time of a worker per step of the job; of a core at {TOKENS_PER_SECOND / 1e6:.0f} M tokens/s"
-    report(title, [*columns, "by row groups: ms", "of a core"], table, {}, as_json=False)
+    for sources, rows, ranks in _jobs(quick):
+        some, lanes = 32 if quick else 400, (ranks, WORKERS)
+        costs = (
+            planning(sources, rows, ranks, (1, 1), 4 if quick else max(4, 512 // ranks)),
+            planning(sources, rows, ranks, lanes, some),
+            planning(sources, rows, ranks, lanes, some, group_size(rows)),
+        )
+        if ranks == MANY:
+            worst = {name: max(worst[name], cost.share) for name, cost in zip(worst, costs, strict=True)}
+        cells = [f"{cost.milliseconds:.3f} ms {100 * cost.share:.3f} %" for cost in costs]
+        table.append([f"{sources}", _power(rows), f"{ranks:,}", *cells])
+    columns = ["sources", "rows", "ranks", "one lane", "4 x ranks lanes", "and by row groups"]
+    title = f"Planning: a worker's time per step of the job, of a core at {TOKENS_PER_SECOND / 1e6:.0f} M tokens/s"
+    report(title, columns, table, {}, as_json=False)
     return worst
 
 
 def save_all(quick: bool) -> dict[str, float]:
-    """Print what states take; the figures of 200 sources on 1,024 ranks."""
+    """Print what states take; the figures of 200 sources on 1,024 ranks, with a lane for each of their workers."""
     table = []
     for sources in (1, 20, 200):
         for ranks in (8, 64, 128 if quick else MANY):
-            for lanes in ((1, 1), (8, 4), (ranks, WORKERS)):
+            for lanes in dict.fromkeys(((1, 1), (8, WORKERS), (ranks, WORKERS))):
                 if quick and lanes[0] * sources > 1000:
                     continue
                 cost = saving(sources, ranks, lanes)
                 numbers = [_size(cost.state), _size(cost.received), f"{cost.seconds:.3f} s"]
                 table.append([f"{sources}", f"{ranks:,}", f"{lanes[0] * lanes[1]:,}", *numbers])
-    report(
-        "Checkpoints", ["sources", "ranks", "lanes", "state", "a rank is sent", "merged in"], table, {}, as_json=False
-    )
+    columns = ["sources", "ranks", "lanes", "state", "a rank is sent", "merged in"]
+    report("Checkpoints", columns, table, {}, as_json=False)
     return {"state_mb": cost.state / 1e6, "state_received_mb": cost.received / 1e6, "state_merge_s": cost.seconds}
 
 
@@ -265,35 +206,54 @@ def log_all(quick: bool) -> dict[str, float]:
     table = []
     for sources in (1, 20, 200):
         for ranks in (8, 64, MANY):
-            if quick and sources * ranks > 20_000:
+            if quick and sources * ranks > 2_000:
                 continue
-            cost = logging(sources, ranks, 4000)
-            table.append(
-                [f"{sources}", f"{ranks:,}", _size(cost.received), f"{cost.seconds:.2f} s", _size(cost.memory)]
-            )
-    columns = ["sources", "ranks", "a rank is sent", "takes", "memory"]
-    report("Log steps, built-in metrics, 4,000 documents a rank", columns, table, {}, as_json=False)
+            cost = logging(sources, ranks, DOCUMENTS)
+            numbers = [f"{cost.collectives}", _size(cost.received), f"{cost.seconds:.3f} s", _size(cost.memory)]
+            table.append([f"{sources}", f"{ranks:,}", *numbers])
+    columns = ["sources", "ranks", "collectives", "a rank is sent", "takes", "memory"]
+    report(f"Log steps, built-in metrics, {DOCUMENTS:,} documents a rank", columns, table, {}, as_json=False)
     return {"log_mb": cost.received / 1e6, "log_s": cost.seconds, "log_memory_mb": cost.memory / 1e6}
 
 
-def read_all(quick: bool) -> tuple[list[list[str]], dict[str, float]]:
-    """What is fetched of a store of 10^9 rows over 4,096 lanes, as a table and figures."""
-    groups, lanes = 10**9 // GROUP_ROWS, MANY * WORKERS
-    table, found = [], {}
-    for ranks in (MANY,) if quick else (MANY, 64, 8):
-        mine = lanes // (ranks * WORKERS)
-        found[ranks] = reading(groups, lanes, mine, 1 if quick or mine > 64 else 2)
-        need = mine * SHUFFLE_GROUPS * GROUP_ROWS * MEAN_LENGTH * TOKEN_BYTES
-        rate = requests(found[ranks])
-        table.append(["row_groups", f"{ranks:,}", f"{mine}", _size(need), f"{found[ranks]:,.2f}", f"{rate:,.0f}"])
-    by_rows = reading_rows(groups, 5_000 if quick else 100_000)
-    table.append(["rows", "any", "any", "the store", f"{by_rows:,.0f}", f"{requests(by_rows):,.0f}"])
-    figures = {"amplification": found[MANY], "requests_per_s": requests(found[MANY])}
-    return table, figures | {"requests_per_s_rows": requests(by_rows)}
+def read_all(quick: bool, figures: dict[str, float], *, as_json: bool) -> None:
+    """Print what is fetched of stores by row groups, then all figures: here of 10^9 rows on 1,024 ranks."""
+    table = []
+    found: dict[tuple[int, int, int, int], float] = {}
+    jobs = [(sources, rows, ranks, ranks * WORKERS) for sources, rows, ranks in _jobs(quick)]
+    moved = [] if quick else [(1, 10**9, ranks, MANY * WORKERS) for ranks in (64, 8)]
+    for sources, rows, ranks, lanes in [*jobs, *moved]:
+        group_rows, mine = group_size(rows), lanes // (ranks * WORKERS)
+        read = reading(rows // sources, group_rows, lanes, mine, PACKS * SEQUENCE_LENGTH / MEAN_LENGTH / sources)
+        rate = requests(TOKENS_PER_SECOND, min(group_rows, rows // sources), read.amplification)
+        found[sources, rows, ranks, lanes] = read.amplification
+        numbers = [f"{lanes:,}", _size(sources * read.kept), f"{read.amplification:,.2f}", f"{rate:,.0f}"]
+        table.append([f"{sources}", _power(rows), f"{ranks:,}", *numbers])
+    by_rows = reading_rows(10**9, GROUP_ROWS, 5_000 if quick else 50_000)
+    by_rows_rate = requests(TOKENS_PER_SECOND, GROUP_ROWS, by_rows)
+    table.append(["shuffle: rows", "10^9", "any", "any", "the store", f"{by_rows:,.0f}", f"{by_rows_rate:,.0f}"])
+    columns = ["sources", "rows", "ranks", "lanes", "to be kept", "amplification", "requests/s"]
+    title = f"Row groups: io.memory {MEMORY >> 30} GiB, shuffle_groups {SHUFFLE_GROUPS}; requests of the whole job"
+    amplification = found[20 if quick else 1, 10**9, MANY, MANY * WORKERS]
+    rate = requests(TOKENS_PER_SECOND, GROUP_ROWS, amplification)
+    figures |= {"amplification": amplification, "requests_per_s": rate, "requests_per_s_rows": by_rows_rate}
+    report(title, columns, table, figures, as_json=as_json)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3f} %"
+def _jobs(quick: bool) -> list[tuple[int, int, int]]:
+    """Sources, rows and ranks of every job."""
+    if quick:
+        return [(20, 10**9, 64), (20, 10**9, MANY)]
+    return list(product((1, 20, 200), (10**6, 10**9, 10**11), (8, 64, MANY)))
+
+
+def group_size(rows: int) -> int:
+    """Rows of a row group: of larger data they are larger."""
+    return max(GROUP_ROWS, rows // MOST_GROUPS)
+
+
+def _power(rows: int) -> str:
+    return f"10^{len(str(rows)) - 1}"
 
 
 def _size(count: float) -> str:
@@ -304,10 +264,7 @@ def main() -> int:
     """Measure, and print the figures."""
     options = arguments("Simulate many ranks in one process.").parse_args()
     figures = plan_all(options.quick) | save_all(options.quick) | log_all(options.quick)
-    table, reads = read_all(options.quick)
-    columns = ["shuffle", "ranks", "lanes of a process", "to be kept", "amplification", "requests/s of the job"]
-    title = f"A store of 10^9 rows, io.memory {MEMORY >> 30} GiB, shuffle_groups {SHUFFLE_GROUPS}"
-    report(title, columns, table, figures | reads, as_json=options.json)
+    read_all(options.quick, figures, as_json=options.json)
     return 0
 
 

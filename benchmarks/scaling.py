@@ -18,7 +18,9 @@ from streamsft.stream.weights import WeightTree
 SEQUENCE_LENGTH = 4096
 SHUFFLE_GROUPS = 16
 _TABLE = 4096
-_EXPECTED = 128  # groups that a store takes of what it is told, at most
+TOKEN_BYTES = 5  # of a decoded row group
+PREFETCH = 256 << 20  # io.prefetch
+_EXPECTED = 127  # groups that a store takes of what it is told, at most, but for the one being read
 
 Array = NDArray[Any]
 
@@ -63,6 +65,7 @@ class Synthetic:
         self.row_numbers = Numbers()
         if group_rows:
             self.group_bounds = np.append(np.arange(0, rows, group_rows), rows)
+            self._foretold = min(_EXPECTED, -(-PREFETCH // int(group_rows * MEAN_LENGTH * TOKEN_BYTES)))
 
     def __len__(self) -> int:
         return self._rows
@@ -76,8 +79,8 @@ class Synthetic:
         return f"{self.name}:{index}"
 
     def expect(self, reader: int, groups: Iterable[tuple[int, int]]) -> None:
-        """Take what a store would."""
-        list(islice(groups, _EXPECTED))
+        """Take what a store with one group being read would."""
+        list(islice(groups, 1 + self._foretold))
 
 
 def make_plan(sources: int, rows: int, lanes: int, group_rows: int = 0) -> Plan:
