@@ -48,7 +48,12 @@ def rank(config: Path) -> None:
 def agent(node: Node, number: int, nodes: int, ranks: int, endpoint: str, config: Path) -> None:
     """In a process of its own: what `torchrun` does on a node, with ranks that are forks of it."""
     shape: dict[str, Any] = {"min_nodes": nodes, "max_nodes": nodes, "nproc_per_node": ranks, "max_restarts": 0}
-    place: dict[str, Any] = {"run_id": "nodes", "rdzv_backend": "c10d", "rdzv_endpoint": endpoint, "local_addr": node.address}
+    place: dict[str, Any] = {
+        "run_id": "nodes",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": endpoint,
+        "local_addr": node.address,
+    }
     place["rdzv_configs"] = {"is_host": number == 0}
     launch = LaunchConfig(**shape, **place, monitor_interval=0.1, start_method="fork")
     elastic_launch(launch, rank)(config)
