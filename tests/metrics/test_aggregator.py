@@ -116,7 +116,7 @@ def test_a_record_of_more_ranks_than_are_merged_at_a_time_is_that_of_one_process
 def test_a_log_step_of_a_thousand_ranks_is_one_collective_of_128_mib_at_most() -> None:
     sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 40, rows=1) for i in range(40)]
     mine = Aggregator(sources, comm=(comm := EqualRanks(1024)))
-    feed(mine, [batch(0, 40)])
+    mine.update(SampleStats(batch(0, 40).columns, packs=1, slots=4096, values={}))
     assert len(mine._pending.vector()) < FRAME
     mine.log()
     mine.log()
