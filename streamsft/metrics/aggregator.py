@@ -254,4 +254,7 @@ class Aggregator:
 
     def _gather(self) -> Ledger:
         self._take_in()
-        return Ledger.merged(self._schema.layout, self._exchange.gather(self._pending.vector()))
+        delta = Ledger(self._schema.layout)
+        for vectors in self._exchange.gather(self._pending.vector()):
+            delta.merge(Ledger.merged(self._schema.layout, vectors))
+        return delta

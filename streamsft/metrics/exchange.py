@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -15,7 +16,10 @@ from streamsft.types import Ints
 __all__ = ["FRAME", "Exchange"]
 
 FRAME = 32768
+_ALL_FRAMES = 2**24  # numbers in the frames of all ranks together, 128 MiB, of which each rank is sent all
+_LEAST = 1024  # numbers of a frame at least
 _HEAD = 2  # of a compressed vector: the layout's hash, and how many bytes follow
+_TOGETHER = 8  # ranks whose vectors are restored at a time: those of a thousand, of 200 sources, would take gigabytes
 
 
 @final
@@ -23,8 +27,8 @@ class Exchange:
     """Gathers the vectors of ledgers of one layout.
 
     A vector begins with its layout's hash, and a transport given vectors of different lengths may hang or abort
-    the process. So the first exchange sends a frame of `FRAME` numbers (256 kB) whatever the layout; once all hashes
-    are seen to be equal, vectors that fit the frame are sent in their exact length.
+    the process. So the first exchange sends a frame of `frame` numbers whatever the layout; once all hashes are seen to
+    be equal, vectors that fit the frame are sent in their exact length.
 
     Vectors that do not fit it are sent compressed, in a frame each time: most of what many sources could have seen
     since the last log step they have not. Only where what changed does not fit the frame even so is the rest
@@ -32,12 +36,15 @@ class Exchange:
 
     Attributes:
         collectives: all-gathers made so far.
+        frame: numbers that a rank sends at most in the first all-gather of a log step: `FRAME` (256 kB) up to 512
+            ranks, beyond them their part of 128 MiB.
     """
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
         self.comm = comm
         self.layout = layout
         self.collectives = 0
+        self.frame = max(_LEAST, min(FRAME, _ALL_FRAMES // comm.size))
         self._agreed = False
 
     def change(self, layout: Layout) -> None:
@@ -45,28 +52,29 @@ class Exchange:
         if layout.hash != self.layout.hash:
             self.layout, self._agreed = layout, False
 
-    def gather(self, vector: Ints) -> Ints:
-        """Every rank's vector, int64[ranks, n], in rank order. Collective.
+    def gather(self, vector: Ints) -> Iterator[Ints]:
+        """Every rank's vector in rank order, some ranks at a time, int64[ranks, n] each. Collective.
 
         Raises:
-            MetricError: ranks have different layouts; raised on all of them.
+            MetricError: ranks have different layouts; raised on all of them, before the first are returned.
         """
-        fits = len(vector) <= FRAME
+        frame = self.frame
+        fits = len(vector) <= frame
         sent = vector if fits else _compressed(vector)
         if not (self._agreed and fits):
-            sent = np.concatenate([sent, np.zeros(max(0, FRAME - len(sent)), np.int64)])
-        found = self._all_gather(sent[:FRAME])
+            sent = np.concatenate([sent, np.zeros(max(0, frame - len(sent)), np.int64)])
+        found = self._all_gather(sent[:frame])
         if (found[:, 0] != found[0, 0]).any():
             raise MetricError(self._difference())
         self._agreed = True
         if fits:
-            return found[:, : len(vector)]
+            return _in_parts(found[:, : len(vector)])
         longest = _HEAD - int(-found[:, 1].max() // 8)
-        if longest > FRAME:
-            rest = np.zeros(longest - FRAME, np.int64)
-            rest[: len(sent) - FRAME] = sent[FRAME:]
+        if longest > frame:
+            rest = np.zeros(longest - frame, np.int64)
+            rest[: len(sent) - frame] = sent[frame:]
             found = np.concatenate([found, self._all_gather(rest)], axis=1)
-        return np.stack([_restored(row) for row in found])
+        return (np.stack([_restored(row) for row in part]) for part in _in_parts(found))
 
     def _all_gather(self, vector: Ints) -> Ints:
         self.collectives += 1
@@ -82,6 +90,11 @@ class Exchange:
         return "metrics differ between ranks; declare the same ones in the same order everywhere: " + "; ".join(
             only or ["their order differs"]
         )
+
+
+def _in_parts(rows: Ints) -> Iterator[Ints]:
+    """Some rows at a time."""
+    return (rows[start : start + _TOGETHER] for start in range(0, len(rows), _TOGETHER))
 
 
 def _compressed(vector: Ints) -> Ints:

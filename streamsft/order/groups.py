@@ -9,6 +9,7 @@ how many rows of the block it has behind it. Nothing has to be replayed to get t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple, final
 
@@ -23,8 +24,8 @@ __all__ = ["GroupOrder", "Upcoming"]
 
 _BITS: Final = 31
 _ROWS: Final = (1 << _BITS) - 1  # rows of a block, and those that are drawn at a time, stay below this
-_GROUPS_AHEAD: Final = 8
-_FORETOLD: Final = 64  # groups that are looked up at a time
+_FORETOLD: Final = 64  # groups that are looked up at a time: more than most sources fetch ahead
+_KEPT: Final = 16  # stretches of groups that are kept, of some kilobytes each
 
 
 class Upcoming(NamedTuple):
@@ -70,9 +71,11 @@ class GroupOrder:
         self._sizes = np.diff(bounds)
         self._groups_key = derive_key(seed, name, "groups")
         self._rows_key = derive_key(seed, name, "block")
-        if int(self._sizes.max()) * block > _ROWS // 2:
+        self._smallest, self._largest = int(self._sizes.min()), int(self._sizes.max())
+        self._kept: OrderedDict[tuple[int, int, int], _Dealt] = OrderedDict()
+        if self._largest * block > _ROWS // 2:
             raise ConfigError(
-                f"source {name!r}: {block} row groups of up to {self._sizes.max():,} rows are too many rows to mix; "
+                f"source {name!r}: {block} row groups of up to {self._largest:,} rows are too many rows to mix; "
                 "lower shuffle_groups"
             )
 
@@ -122,16 +125,30 @@ class GroupOrder:
         first, offset = code >> _BITS, code & _ROWS
         before = -offset
         while True:
-            dealt = self._dealt(lane, lanes, first, 0, _FORETOLD)
+            dealt = self._dealt(lane, lanes, first, 0)
             whole = int(np.searchsorted(dealt.first, dealt.first[-1]))  # the last block may not be all here
             for group, start in zip(dealt.group[:whole].tolist(), dealt.block_start[:whole].tolist(), strict=True):
                 yield Upcoming(group, max(0, before + start))
             before += int(dealt.block_start[whole])
             first += whole
 
-    def _dealt(self, lane: int, lanes: int, first: int, offset: int, more: int = _GROUPS_AHEAD) -> _Dealt:
-        """A lane's groups from its number `first` on, whole blocks, as far as the row `offset` behind and beyond."""
-        number, start_of_block = self._numbered(lane, lanes, first, offset, more)
+    def _dealt(self, lane: int, lanes: int, first: int, offset: int) -> _Dealt:
+        """A lane's groups from its number `first` on, whole blocks, as far as the row `offset` behind and beyond.
+
+        The last stretches that were asked for are kept: a block lasts for many windows.
+        """
+        where = lane, lanes, first
+        kept = self._kept.get(where)
+        reach = offset
+        while kept is None or int(kept.block_start[-1]) <= offset:  # the last block may not be all here
+            kept = self._kept[where] = self._looked_up(lane, lanes, first, reach)
+            reach += self._largest * self.block
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return kept
+
+    def _looked_up(self, lane: int, lanes: int, first: int, offset: int) -> _Dealt:
+        number, start_of_block = self._numbered(lane, lanes, first, offset)
         turn = lane + number * lanes
         pass_index, place = np.divmod(turn, self.groups)
         keys = hash64(self._groups_key, pass_index)
@@ -141,15 +158,13 @@ class GroupOrder:
         blocks, inverse = np.unique(start_of_block, return_inverse=True)
         block_start = start[np.searchsorted(number, blocks)]
         block_rows = np.diff(block_start, append=stop[-1])
-        if int(block_start[-1]) <= offset:  # the row lies in the last block, which may not be all here
-            return self._dealt(lane, lanes, first, offset + int(self._sizes.max()) * self.block)
         return _Dealt(group, pass_index, start_of_block, start, block_start[inverse], block_rows[inverse])
 
-    def _numbered(self, lane: int, lanes: int, first: int, offset: int, more: int) -> tuple[Ints, Ints]:
+    def _numbered(self, lane: int, lanes: int, first: int, offset: int) -> tuple[Ints, Ints]:
         """Numbers of a lane's groups from `first` on, and for each that of the one its block begins with."""
-        smallest = max(1, int(self._sizes.min()))
-        count = min(offset // smallest, 2 * offset // max(1, int(self.bounds[-1]) // self.groups))
-        number = first + np.arange(count + 2 * self.block + more)
+        count = min(offset // max(1, self._smallest), 2 * offset // max(1, int(self.bounds[-1]) // self.groups))
+        most = min(self.block, -(-self.groups // lanes))  # groups of a block: no more than a lane has in a pass
+        number = first + np.arange(count + 2 * most + _FORETOLD)
         pass_index = (lane + number * lanes) // self.groups
         # The lane's first group of that pass: the smallest number with lane + number * lanes >= pass * groups.
         begin = np.maximum(0, -((lane - pass_index * self.groups) // lanes))

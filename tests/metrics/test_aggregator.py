@@ -82,6 +82,47 @@ def test_a_log_step_is_one_collective_whatever_was_seen() -> None:
     assert ThreadComm.run(2, body) == [[1, 2, 3, 4, 5, 5]] * 2
 
 
+class EqualRanks:
+    """Many ranks that have all seen the same; notes the bytes that each has sent."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.sent = 0, size, list[int]()
+
+    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        self.sent.append(array.nbytes)
+        return np.repeat(array[None], self.size, axis=0)
+
+    def barrier(self) -> None:
+        raise AssertionError("a log step needs no barrier")
+
+
+@pytest.mark.parametrize("sources", [3, 80])
+def test_a_record_of_more_ranks_than_are_merged_at_a_time_is_that_of_one_process(sources: int) -> None:
+    ranks = 20
+    infos = [SourceInfo(name=f"s{i:02d}", weight=1 / sources, rows=1) for i in range(sources)]
+    mine, alone = Aggregator(infos, comm=(comm := EqualRanks(ranks))), Aggregator(infos)
+    size = len(mine._pending.vector())
+    assert (size > FRAME) is (sources > 3)
+    for turn in range(2):
+        columns = batch(turn, 40).columns._replace(source=np.arange(40, dtype=np.int32) % sources)
+        stats = SampleStats(columns, packs=1, slots=4096, values={})
+        mine.update(stats)
+        for _ in range(ranks):
+            alone.update(stats)
+        assert_same_record(mine.log(), alone.log())
+    assert comm.sent == [8 * FRAME, 8 * min(size, FRAME)]
+
+
+def test_a_log_step_of_a_thousand_ranks_is_one_collective_of_128_mib_at_most() -> None:
+    sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 40, rows=1) for i in range(40)]
+    mine = Aggregator(sources, comm=(comm := EqualRanks(1024)))
+    mine.update(SampleStats(batch(0, 40).columns, packs=1, slots=4096, values={}))
+    assert len(mine._pending.vector()) < FRAME
+    mine.log()
+    mine.log()
+    assert [1024 * sent for sent in comm.sent] == [2**27, 2**27]
+
+
 def test_many_sources_cost_one_collective_of_a_frame_unless_what_came_fits_no_frame() -> None:
     sources = [SourceInfo(name=f"s{i:02d}", weight=1 / 80, rows=1) for i in range(80)]
     metric = Metric("noise", turns, [Quantiles(1e-6, 10, exact=1024)])

@@ -113,3 +113,21 @@ def test_a_place_that_is_none_is_refused() -> None:
 def test_more_rows_than_can_be_counted_are_refused() -> None:
     with pytest.raises(ConfigError, match="lower shuffle_groups"):
         make([1 << 28], 16)
+
+
+@settings(max_examples=30)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=200),
+    lanes=st.integers(1, 40),
+    asked=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 900)), min_size=20, max_size=60),
+)
+def test_what_was_asked_before_changes_nothing(sizes: list[int], lanes: int, asked: list[tuple[int, int]]) -> None:
+    order = make(sizes, 3)
+    for number, ahead in asked:
+        lane, fresh = number % lanes, make(sizes, 3)
+        codes = ahead + np.arange(5)
+        for mine, theirs in zip(order.located(lane, lanes, codes), fresh.located(lane, lanes, codes), strict=True):
+            assert np.array_equal(mine, theirs)
+        code = order.settled(lane, lanes, ahead)
+        assert code == fresh.settled(lane, lanes, ahead)
+        assert list(islice(order.upcoming(lane, lanes, code), 9)) == list(islice(fresh.upcoming(lane, lanes, code), 9))
