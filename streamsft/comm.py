@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import CommError, StreamsftError
+from streamsft.meeting import meeting
 from streamsft.threadcomm import ThreadComm
 from streamsft.types import Shard
 
@@ -137,11 +138,10 @@ def connect() -> Comm:
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            if torch.accelerator.is_available():
+            backend = None if torch.accelerator.is_available() else "gloo"
+            if backend is None:
                 torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
-                dist.init_process_group()
-            else:
-                dist.init_process_group("gloo")
+            dist.init_process_group(backend, **meeting())
     return current()
 
 
