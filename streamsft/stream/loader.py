@@ -85,7 +85,7 @@ class Loader:
         workers: int = 0,
         start_method: StartMethod | None = None,
         background: bool = True,
-        timeout: float | None = 600.0,
+        timeout: float | None = 300.0,
         prefetch: int = 2,
         lanes_per_step: int | None = None,
         lane_groups: int | None = None,

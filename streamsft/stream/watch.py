@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from ctypes import c_bool
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -28,7 +29,8 @@ class HangError(Exception):
     """A worker hung, and all workers have been killed.
 
     Attributes:
-        worker: its number; None if the workers never got to work.
+        worker: its number: of one that a signal has stopped, which may keep others from sending, or of the one that was
+            waited for; None if the workers never got to work.
     """
 
     def __init__(self, worker: int | None) -> None:
@@ -78,6 +80,15 @@ class Processes:
         self.context: Any = type(own)()
         self.context.Process, self.context.Queue, self.context.Event = process, queue, _Flag
 
+    def stopped(self) -> int | None:
+        """Number of the first worker that a signal has stopped, where the system tells."""
+        for worker, process in enumerate(self._workers):
+            with suppress(OSError):  # of systems without such a file, and of a process that is no more
+                status = Path(f"/proc/{process.pid}/stat").read_text()
+                if status.rpartition(")")[2].split()[0] == "T":
+                    return worker
+        return None
+
     def kill(self) -> None:
         """End all processes at once, stopped ones too."""
         if os.getpid() != self._owner:  # a fork of that process
@@ -122,6 +133,7 @@ class Watch:
         self._waits = 0
         self._awaited: tuple[int, int | None] | None = None
         self._hung = False
+        self._stopped: int | None = None
         self._ended, self._back = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="streamsft-watch", daemon=True)
 
@@ -147,20 +159,25 @@ class Watch:
         with self._lock:
             self._waits += 1
             self._awaited = (self._waits, worker)
-        failure: Exception | None = None
         try:
             yield
         except Exception as error:
-            failure = error
-        finally:
-            with self._lock:
-                self._awaited = None
-            if self._hung:
-                self._back.set()
+            if self._returned():
+                raise HangError(worker if self._stopped is None else self._stopped) from error
+            raise
+        except BaseException:
+            self._returned()
+            raise
+        if self._returned():  # with what the dead have left
+            raise HangError(worker if self._stopped is None else self._stopped)
+
+    def _returned(self) -> bool:
+        """Note that nobody is waited for any more, and tell whether it had been in vain."""
+        with self._lock:
+            self._awaited = None
         if self._hung:
-            raise HangError(worker) from failure
-        if failure is not None:
-            raise failure
+            self._back.set()
+        return self._hung
 
     def _run(self) -> None:
         assert self._timeout is not None
@@ -181,6 +198,7 @@ class Watch:
             with self._lock:
                 self._hung = self._awaited == awaited
             if self._hung:
+                self._stopped = self._processes.stopped()
                 self._processes.kill()
                 self._processes.release(self._back)
                 return

@@ -68,7 +68,6 @@ def test_ranks_killed_three_times_in_one_launch_end_with_the_audit_of_an_undistu
     run(tmp_path / "whole", STEPS, sink=lambda: [JsonlSink(tmp_path / "whole" / "metrics.jsonl")])
     ended = processes.run(launched, tmp_path / "broken", len(KILLED), workers)
     assert ended.returncode == 0, ended.stderr
-    print(ended.stderr[-6000:])
     legs = [json.loads(line) for line in (tmp_path / "broken" / "legs.jsonl").read_text().splitlines()]
     assert [leg["step"] for leg in legs] == [0, 4, 8, 16]
     assert packs_by_step(tmp_path / "broken") == packs_by_step(tmp_path / "whole")

@@ -23,14 +23,13 @@ from streamsft.stream.packer import Packer
 from streamsft.stream.watch import HangError, Processes, Watch
 from tests import laws
 from tests.fakes import source
-from tests.processes import context
 from tests.stream.hanging import Hanging, HangingText, blocks, stops
 from tests.training.runs import packs_by_step, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than cores
 
 STEPS = 24
-TIMEOUT = 1.5
+TIMEOUT = 1.0
 
 
 def _loader(mix: Any, **options: Any) -> Loader:
@@ -45,12 +44,11 @@ def _mix(read: Any) -> Interleave:
 
 @pytest.mark.parametrize(
     ("method", "hang", "workers"),
-    [("fork", stops, 2), ("fork", blocks, 3), ("forkserver", blocks, 2), ("spawn", stops, 1)],
+    [("fork", stops, 2), ("fork", blocks, 3), ("spawn", stops, 1)],
 )
 def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     method: str, hang: Callable[[Path], None], workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    context()
     flag = tmp_path / "flag"
     hanging = Hanging("slow", flag, hang)
     watched = _loader(_mix(hanging), workers=workers, start_method=method)
@@ -78,14 +76,14 @@ def test_worker_of_a_streaming_source_is_named_with_the_file_and_row(
 
 
 def test_all_workers_stopped_from_outside_while_their_messages_fill_the_pipe(tmp_path: Path) -> None:
-    packer = Packer(source("s", range(2, 400)), 1 << 16, lookahead=0)
+    packer = Packer(source("s", range(2, 200)), 1 << 15, lookahead=0)
     plain = Loader(packer, global_batch_size=4, background=False)
     loader = Loader(packer, global_batch_size=4, workers=2, start_method="fork", timeout=TIMEOUT)
     batches, expected = iter(loader), iter(plain)
-    for step in range(12):
+    for step in range(8):
         batch = next(batches)
         assert laws.samples(batch) == laws.samples(next(expected))
-        if step in (1, 6):
+        if step == 1:
             for child in active_children():
                 if child.name.startswith("ForkProcess") and child.pid is not None:
                     os.kill(child.pid, signal.SIGSTOP)
@@ -94,7 +92,7 @@ def test_all_workers_stopped_from_outside_while_their_messages_fill_the_pipe(tmp
 
 def test_worker_that_hangs_on_one_row_again_and_again_ends_the_run_with_that_row(tmp_path: Path) -> None:
     loader = _loader(
-        Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork", timeout=0.4
+        Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork", timeout=0.3
     )
     says = r"worker 0 \(pid \d+\) read source 'slow' \(slow\.list:\d.*; so did those that took its place, 3 times"
     with pytest.raises(DataError, match=says):
