@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 __all__ = ["joined", "meeting"]
 
@@ -22,11 +22,11 @@ def meeting() -> dict[str, Any]:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore, rendezvous
 
-    store, rank, size = next(dist.rendezvous("env://"))
-    start = joined(dist.PrefixStore("streamsft", store), rank, size)
-    return {"store": dist.PrefixStore(f"streamsft/{start}", store), "rank": rank, "world_size": size}
+    store, rank, size = next(rendezvous("env://"))
+    start = joined(PrefixStore("streamsft", store), rank, size)
+    return {"store": PrefixStore(f"streamsft/{start}", store), "rank": rank, "world_size": size}
 
 
 def joined(store: Store, rank: int, size: int) -> int:
