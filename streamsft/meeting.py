@@ -1,35 +1,28 @@
-"""How the ranks of one start of a job find each other below ``torchrun``, whatever earlier starts have left."""
+"""How the ranks of one start of a job find each other in a store that earlier starts have used."""
 
 from __future__ import annotations
 
-import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
-__all__ = ["joined", "meeting"]
+__all__ = ["KeyStore", "joined"]
 
 _PAUSE_S = 0.01
 
 
-def meeting() -> dict[str, Any]:
-    """What `torch.distributed.init_process_group` is to be given: nothing, or a store of this start's own.
+class KeyStore(Protocol):
+    """What is needed of a store of ``torch.distributed``."""
 
-    The agents of ``torchrun`` keep one store over all restarts of a job. What ranks that are dead wrote into it looks
-    like what the new ones are about to write: one would connect to an address where nobody is. Collective.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}
-    from torch.distributed.distributed_c10d import PrefixStore, rendezvous
+    def add(self, key: str, amount: int, /) -> int: ...
 
-    store, rank, size = next(rendezvous("env://"))
-    start = joined(PrefixStore("streamsft", store), rank, size)
-    return {"store": PrefixStore(f"streamsft/{start}", store), "rank": rank, "world_size": size}
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
 
 
-def joined(store: Store, rank: int, size: int) -> int:
+def joined(store: KeyStore, rank: int, size: int) -> int:
     """A number of this start of a job, the same on all ranks, and another one than of all starts before.
 
     No counter of restarts is at hand that is the same on all nodes. So each process counts the starts of its own rank.

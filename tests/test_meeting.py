@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from streamsft.meeting import joined, meeting
+from streamsft.meeting import joined
 
 SIZE = 3
 
@@ -44,8 +44,3 @@ def test_a_rank_that_is_told_the_number_of_a_dead_process_is_told_again() -> Non
         zero = pool.submit(joined, store, 0, 2)
         store.wait(["start/1/1"])
         assert pool.submit(joined, store, 1, 2).result(60) == zero.result(60)
-
-
-def test_nothing_is_asked_for_without_the_store_of_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    assert meeting() == {}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any, Literal
 
+from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamsft.errors import ConfigError, DataError
@@ -116,15 +117,27 @@ def _made(
 def _started(loader: StatefulDataLoader[bytes], steps: RawSteps, watch: Watch) -> Iterator[bytes]:
     try:
         with _own_child_handler(), watch.waiting(None):
-            batches = iter(loader)
+            batches: Iterator[bytes] = iter(loader)
     except _PICKLING:
         for leaf in steps.mixes.leaves:
             if leaf.streams:
                 check_portable(leaf.streamed)
         check_picklable("source", {leaf.name: leaf.source for leaf in steps.mixes.leaves})
         raise
+    _unknown_to_torch(batches)
     widen(batches)
     return batches
+
+
+def _unknown_to_torch(batches: Any) -> None:
+    """Let torch's handler of SIGCHLD, which another loader of this process may have set, not raise for these workers.
+
+    Who waits for one that is dead is told anyway, within five seconds.
+    """
+    if getattr(batches, "_worker_pids_set", False):
+        forget: Any = signal_handling
+        forget._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
 
 
 def _received(messages: Iterator[bytes], steps: RawSteps, workers: int, watch: Watch) -> Iterator[bytes]:
