@@ -43,7 +43,7 @@ class Killing:
 
 def rank(run_dir: Path) -> None:
     comm = connect()
-    loader: Any = Killing(make_loader(comm=comm, workers=2), comm.rank)
+    loader: Any = Killing(make_loader(comm=comm), comm.rank)
     run(run_dir, STEPS, comm=comm, loader=loader, sink=lambda: [JsonlSink(run_dir / "metrics.jsonl")])
 
 
