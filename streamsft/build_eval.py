@@ -76,6 +76,7 @@ def build_eval_stores(
                 transforms=transforms,
                 processes=processes,
                 progress=progress,
+                verify=verify,
             )
             continue
         place = f"eval.sets.{name}"

@@ -106,10 +106,7 @@ def build_source(
         raise ConfigError(f"source {name}: extras: its rows are text; extras are columns of rows that are tokens")
     if source.streaming:
         return _streamed(name, source, encoders, transform)
-    store = _tokenized(name, source, config, encoders, transform, processes=processes, progress=progress)
-    if verify and store.path is not None:
-        return TokenStore.open(store.path, name=name, verify=True)
-    return store
+    return _tokenized(name, source, config, encoders, transform, processes=processes, progress=progress, verify=verify)
 
 
 def build_held_out(
@@ -120,10 +117,12 @@ def build_held_out(
     transforms: Transforms | None = None,
     processes: int | None = None,
     progress: bool = False,
+    verify: bool = False,
 ) -> TokenStore:
     """The rows that source `name` holds out, as a store named ``<name>.holdout``; numbered as in the source.
 
-    Those of a streaming source are read and tokenized each time; others are in the cache once they are tokenized.
+    Those of a streaming source are read and tokenized each time; others are in the cache once they are tokenized, and
+    with `verify` all bytes of the cached store are compared with those that were written.
 
     Raises:
         ConfigError: there is no such source, or it holds none out.
@@ -141,7 +140,9 @@ def build_held_out(
     with naming(name):
         if source.streaming:
             return _streamed(name, source, encoders, transform).held_out()
-        return _tokenized(name, source, config, encoders, transform, held=True, processes=processes, progress=progress)
+        return _tokenized(
+            name, source, config, encoders, transform, held=True, processes=processes, progress=progress, verify=verify
+        )
 
 
 def _tokenized(
@@ -154,6 +155,7 @@ def _tokenized(
     held: bool = False,
     processes: int | None,
     progress: bool,
+    verify: bool,
 ) -> TokenStore:
     """The rows of `source` that are trained on, or those that are held out."""
     return tokenize(
@@ -168,6 +170,7 @@ def _tokenized(
         on_bad_row=source.on_bad_row,
         holdout=source.holdout,
         held=held,
+        verify=verify,
         progress=progress,
     )
 

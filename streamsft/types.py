@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = [
     "Sample",
     "Shard",
     "check_name",
+    "is_count",
     "lacking",
     "samples_of",
 ]
@@ -47,6 +48,11 @@ def check_name(name: str, what: str = "source") -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{what} name {name!r}: use letters, digits, '_', '.' and '-' only")
     return name
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether `value` is an integer from 0 to below 2**62: sums of two of them are int64."""
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def lacking(value: Any, members: Iterable[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from streamsft.text.tokenizing import tokenize
 from streamsft.training.rundir import RunDirectory
 from streamsft.types import Sample, Shard
 from tests.pipelines import demo_files, small_config
+from tests.training.runs import resealed
 
 
 def length(sample: Sample) -> float:
@@ -195,11 +195,8 @@ def test_sizes_have_the_defaults_of_the_loader(tmp_path: Path) -> None:
 def test_the_record_in_words_survives_a_missing_or_damaged_one(tmp_path: Path) -> None:
     config = begun(tmp_path)
     mix = next((tmp_path / "run" / "checkpoints").glob("step-*/mix.json"))
-    manifest = mix.with_name("manifest.json")
     mix.write_text("{}")
-    record = json.loads(manifest.read_text())
-    record["files"]["mix.json"] = 2
-    manifest.write_text(json.dumps(record))
+    resealed(mix.parent)
     with pytest.raises(
         RunError, match=r"mix\.sources\.units\.weight, as a share of all draws: 0\.25 in the state, 0\.5"
     ):

@@ -21,8 +21,9 @@ from streamsft.shown import cause
 from streamsft.stream.loader import Loader
 from streamsft.stream.skipping import advance
 from streamsft.stream.state import differences, is_before_edit
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.edits import MIX_FILE
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = ["last_step", "loader_before", "run_config"]
 

@@ -159,9 +159,9 @@ def _open_ours(path: Path, extras: Sequence[str], *, verify: bool) -> Opened:
         raise StoreError(
             f"{path}: extras: a store that streamsft wrote holds nothing beside its tokens; leave them out"
         )
-    files = find_store_files(path)
     manifest = load_manifest(path)
     check_files(path, manifest, verify=verify)
+    files = find_store_files(path)
     index, _ = load_index(path / INDEX_FILE)
     rows = _mapped(files, index, manifest, ())
     return Opened(manifest=manifest, index=index, rows=rows, layout=_layout(files, rows))

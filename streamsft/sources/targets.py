@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -87,12 +88,16 @@ class MemoryTarget:
 class DirectoryTarget:
     """Writes a store of `schema` to a temporary directory beside `path` that takes its place at the end.
 
+    What is at `path` by then stays if it is a sound store of the same rows. What is left of a store of streamsft is
+    replaced; anything else is refused, unless the place is `owned`: nothing but this store ever belongs there.
+
     Raises:
         OSError: from any method, when the system refuses; the caller then calls `discard`.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, *, owned: bool = False) -> None:
         self._path = path
+        self._owned = owned
         self._schema = schema
         path.parent.mkdir(parents=True, exist_ok=True)
         clean_up_after_the_dead(path)
@@ -155,22 +160,34 @@ class DirectoryTarget:
                 yield batch.column(0).to_numpy()
 
     def _take_place(self, manifest: Manifest) -> None:
-        """Rename to the final place, unless the same rows are there already."""
+        """Rename to the final place, unless the same rows are there already, undamaged."""
         while not try_rename(self._temporary, self._path):
+            judged = _identity(self._path)
             present = _complete(self._path)
-            if present is not None and present.fingerprint == manifest.fingerprint:
-                self.discard()
-                return
-            if present is not None:
+            sound = present is not None and _sound(self._path)
+            if self._owned and not (sound and present is not None and present.key == manifest.key):
+                self._put_aside(judged)
+                continue
+            if present is not None and present.fingerprint != manifest.fingerprint:
                 raise StoreError(
                     f"{self._path}: already holds a store of other rows (fingerprint {present.fingerprint}, these rows "
                     f"have {manifest.fingerprint}); remove it or choose another place"
                 )
-            if not _half_written(self._path):
+            if sound:
+                self.discard()
+                return
+            if present is None and not _half_written(self._path):
                 raise StoreError(
                     f"{self._path}: exists and is no store of streamsft; remove it or choose another place"
                 )
-            aside = temporary_name(self._path)
+            self._put_aside(judged)
+
+    def _put_aside(self, judged: tuple[int, int] | None) -> None:
+        """Remove what is at the final place, unless another process has put something else there since `judged`."""
+        if judged is None or _identity(self._path) != judged:
+            return
+        aside = temporary_name(self._path)
+        with suppress(FileNotFoundError):  # another process has removed it
             if try_rename(self._path, aside):
                 remove(aside)
 
@@ -199,11 +216,35 @@ def _complete(path: Path) -> Manifest | None:
     return manifest
 
 
+def _sound(path: Path) -> bool:
+    """Whether the store at `path` opens and all its bytes are those that were written."""
+    try:
+        open_store(path, verify=True)
+    except StoreError:
+        return False
+    return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells the directory at `path` from another that takes its place; None where nothing is."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _half_written(path: Path) -> bool:
-    """Whether the directory `path` is what is left of a store that streamsft wrote."""
+    """Whether the directory `path` is what is left of a store that streamsft wrote: its state or its manifest is."""
     if not path.exists():
         return True  # just removed by another process
     try:
-        return data_files(path)[1]
+        if data_files(path)[1]:
+            return True
+    except StoreError:
+        pass  # the manifest may still tell
+    try:
+        load_manifest(path)
     except StoreError:
         return False
+    return True

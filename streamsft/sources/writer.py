@@ -52,13 +52,21 @@ class StoreWriter:
         name: the source's name, by default the directory's.
         files: names of the files of origin, in the order of their numbers in `append`; the list may grow until `close`.
         pairs: whether the rows are preference pairs, see `streamsft.sources.pairs`.
+        owned: whether `path` is a place of the cache, where nothing but this store belongs: whatever else is there by
+            the end is replaced. Elsewhere only what is left of a store that streamsft wrote is.
 
     Raises:
         StoreError: the directory cannot be made.
     """
 
     def __init__(
-        self, path: str | Path | None, *, name: str | None = None, files: Sequence[str] = (), pairs: bool = False
+        self,
+        path: str | Path | None,
+        *,
+        name: str | None = None,
+        files: Sequence[str] = (),
+        pairs: bool = False,
+        owned: bool = False,
     ) -> None:
         self.files = list(files)
         self._pairs = pairs
@@ -76,7 +84,7 @@ class StoreWriter:
             if self._path is None:
                 self._target: MemoryTarget | DirectoryTarget = MemoryTarget(self._schema)
             else:
-                self._target = DirectoryTarget(self._path, self._schema)
+                self._target = DirectoryTarget(self._path, self._schema, owned=owned)
 
     @property
     def directory(self) -> Path | None:

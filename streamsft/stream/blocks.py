@@ -11,6 +11,7 @@ import numpy as np
 from streamsft.errors import EmptySourceError
 from streamsft.order.keys import derive_key, shuffled
 from streamsft.sources.streaming import RawRow, StreamingSource
+from streamsft.types import is_count
 
 __all__ = ["Block", "Blocks", "FeedState"]
 
@@ -43,8 +44,8 @@ class FeedState(NamedTuple):
         pass_index, shard, taken, *behind = value
         if len(behind) == 1 and (behind[0] is None or _is_long(behind[0])):
             raise ValueError(f"a position is written {behind!r}")
-        if not all(type(number) is int and number >= 0 for number in (pass_index, shard, taken)):
-            raise ValueError("something is no integer >= 0")
+        if not all(map(is_count, (pass_index, shard, taken))):
+            raise ValueError("something is no integer from 0 to below 2**62")
         position = behind if len(behind) > 1 else behind[0] if behind else None
         return cls(pass_index, shard, position, taken)
 

@@ -130,7 +130,7 @@ class EvalLoader:
             return RawBatch.skipped(plan)
 
         def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
-            return self._leaves[number].indexed.read(stored)
+            return self._leaves[number].read(stored)
 
         return next(materialize(self._leaves, read, None, [plan], self._slots(first, stop), align=self.packing.align))
 

@@ -229,6 +229,7 @@ class Feed:
 
 
 Feeds = Mapping[int, Feed]
+"""Cursors over the streaming sources of one lane, by leaf number."""
 
 
 def read_ahead(wanted: Iterable[tuple[Feed, int]]) -> None:
@@ -265,6 +266,3 @@ def _read_on(feeds: Mapping[Feed, int]) -> dict[Feed, int]:
             going_on[feed] = feeds[feed]
         at += len(raw)
     return going_on
-
-
-"""Cursors over the streaming sources of one lane, by leaf number."""

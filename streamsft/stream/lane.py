@@ -210,6 +210,6 @@ class Lane:
             stored: the rows, as in `Documents`.
         """
         if number not in self._feeds:
-            return self.plan.leaves[self.plan.numbers.index(number)].indexed.read(stored)
+            return self.plan.leaves[self.plan.numbers.index(number)].read(stored)
         rows = self._feeds[number].rows((stored // self.plan.lanes).tolist())
         return [row.input_ids for row in rows], [row.loss_mask for row in rows]

@@ -9,6 +9,7 @@ from typing import Any, final
 from streamsft.errors import StateError
 from streamsft.stream.blocks import FeedState
 from streamsft.stream.plan import Plan
+from streamsft.types import is_count
 
 __all__ = ["LaneState"]
 
@@ -57,7 +58,7 @@ class LaneState:
         """Read what `to_json` wrote for a lane of `plan`.
 
         Raises:
-            StateError: a part is missing or one too many, or no number >= 0.
+            StateError: a part is missing or one too many, or no integer from 0 to below 2**62.
         """
         try:
             window, emitted, *sources = value
@@ -76,8 +77,9 @@ class LaneState:
                 f"{len(plan.leaves)} and {len(plan.streaming)}"
             )
         numbers = [window, emitted, basis, opened, *due, *drawn]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise StateError(f"{where}: holds something that is no integer >= 0")
+        if not all(map(is_count, numbers)):
+            wrong = next(number for number in numbers if not is_count(number))
+            raise StateError(f"{where}: holds {wrong!r}, which is no integer from 0 to below 2**62")
         return cls(
             window=window,
             due=due,

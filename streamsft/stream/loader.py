@@ -40,6 +40,9 @@ from streamsft.types import Shard
 
 __all__ = ["Loader"]
 
+_FIELDS = ("step", "fingerprint", "lanes")
+_OPTIONAL = ("data_step", "edits")
+
 
 @final
 class Loader:
@@ -276,13 +279,13 @@ class Loader:
             raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
         old = None if before is None else check_packer(before, "before").plan(self.topology.lanes)
         edited = False
-        check_shape(state, ("step", "fingerprint", "lanes"))
+        check_shape(state, _FIELDS, _OPTIONAL)
         if old is not None and state["fingerprint"] != self.fingerprint:
             check_edit(self._described(old), self.fingerprint)
-            check_state(state, ("step", "fingerprint", "lanes"), self._described(old))
+            check_state(state, _FIELDS, self._described(old), _OPTIONAL)
             edited = True
         else:
-            check_state(state, ("step", "fingerprint", "lanes"), self.fingerprint)
+            check_state(state, _FIELDS, self.fingerprint, _OPTIONAL)
         lanes = checked_lanes(state, self.topology.lanes)
         step, edits = checked_step(state), checked_edits(state)
         mixes = Mixes(self._plan, old)
@@ -290,7 +293,7 @@ class Loader:
             lanes = begun_before_edit(lanes)
             edits.append({"step": step, "before": state["fingerprint"]})
         elif old is not None and edits:
-            check_state({**state, "fingerprint": edits[-1]["before"]}, ("fingerprint",), self._described(old))
+            check_state({**state, "fingerprint": edits[-1]["before"]}, _FIELDS, self._described(old), _OPTIONAL)
         self._lanes = {
             number: LaneState.from_json(lanes[str(number)], mixes.of(lanes[str(number)]), f"lane {number}")
             for number in self.topology.owned

@@ -64,6 +64,7 @@ class Measures:
     """
 
     def __init__(self, leaf: Leaf, packing: Packing) -> None:
+        self._leaf = leaf
         self._source = leaf.indexed
         self._limit = packing.sequence_length
         self._split = leaf.packed(packing).overflow == "split"
@@ -90,7 +91,7 @@ class Measures:
         labels = self.of(stored).supervised
         if self._split:
             parts = np.flatnonzero(self._source.lengths[stored] > self._limit)
-            masks = self._source.read(stored[parts])[1]
+            masks = self._leaf.read(stored[parts])[1]
             for at, mask in zip(parts.tolist(), masks, strict=True):
                 labels[at] = np.count_nonzero(mask[start[at] + 1 : start[at] + length[at]])
         return labels
@@ -117,7 +118,7 @@ class Measures:
         for start in range(0, len(missing), _BLOCK):
             rows = missing[start : start + _BLOCK]
             self._place[rows] = np.arange(len(self._cut.counts), len(self._cut.counts) + len(rows))
-            self._cut = self._cut.extended([self._documents(mask) for mask in self._source.read(rows)[1]])
+            self._cut = self._cut.extended([self._documents(mask) for mask in self._leaf.read(rows)[1]])
         return self._place[stored]
 
     def _documents(self, mask: Bools) -> tuple[Ints, Ints]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
-from typing import final
+from typing import cast, final
 
 import numpy as np
 
 from streamsft.errors import ConfigError, DataError, EmptySourceError
 from streamsft.order.groups import GroupOrder
-from streamsft.sources.base import GroupedSource, Source, is_grouped
+from streamsft.sources.base import GroupedSource, IdsSource, Source, is_grouped
+from streamsft.sources.promises import Promises, is_checked, promises_of, read_as_promised, read_ids_as_promised
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import Unit
 from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.weights import WeightTree
-from streamsft.types import Ints
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["Leaf", "Mixture", "checked_groups", "usable_rows"]
 
@@ -111,6 +112,28 @@ class Leaf:
         assert not isinstance(self.source, StreamingSource)
         return self.source
 
+    @cached_property
+    def _promises(self) -> Promises | None:
+        """What the source says of its rows, if it is to be held against what it gives."""
+        return None if is_checked(self.source) else promises_of(self.indexed)
+
+    def read(self, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
+        """Ids (int32[n] each) and masks (bool[n] each) of the stored rows (int64[k]) of a source read by index.
+
+        Raises:
+            DataError: a source of one's own failed, or gave another row than it said; names the source and the row.
+        """
+        if self._promises is None:
+            return self.indexed.read(stored)
+        return read_as_promised(self.indexed, self._promises, stored)
+
+    def read_ids(self, stored: Ints) -> Sequence[IdBuffer]:
+        """The same of ids alone, of a source that can read them alone."""
+        source = cast(IdsSource, self.source)
+        if self._promises is None:
+            return source.read_ids(stored)
+        return read_ids_as_promised(source, self._promises, stored)
+
     @property
     def grouped(self) -> GroupedSource:
         """The source as one whose rows are stored in groups."""
@@ -172,9 +195,12 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
         packing: its sequence length and overflow policy; None when documents are not cut.
 
     Raises:
-        DataError: ``overflow: error`` and a row is longer than a pack; names source, file and row.
+        DataError: ``overflow: error`` and a row is longer than a pack, or what a source of one's own says of its rows
+            contradicts itself; names source, file and row.
         EmptySourceError: no row is left.
     """
+    if not is_checked(source):
+        promises_of(source)
     lengths, first = source.lengths, source.first_supervised
     empty = first >= lengths
     too_long = np.zeros(len(lengths), np.bool_)

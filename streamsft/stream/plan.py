@@ -231,7 +231,7 @@ class Plan:
         leaf, stored = int(documents.source[at]), documents.stored[at : at + 1]
         if leaf in feeds:
             return feeds[leaf].rows([int(stored[0]) // self.lanes])[0].loss_mask
-        return self.leaves[leaf].indexed.read(stored)[1][0]
+        return self.leaves[leaf].read(stored)[1][0]
 
     def _packed(self, documents: Documents, keys: Sequence[int], due: Ints, drawn: Ints) -> list[Window]:
         """Windows of equally many documents with these keys and ends (int64[windows, sources] each), packed.

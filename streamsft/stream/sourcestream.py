@@ -120,7 +120,7 @@ class SourceStream(InfiniteDataset[Sample]):
             if self._order is not None:
                 code = self._order.settled(shard.index, shard.count, self._drawn + _READ_AHEAD)
                 self._leaf.announce(self._order, shard.index, shard.count, stored, code)
-            ids, masks = self.source.read(stored)
+            ids, masks = self._leaf.read(stored)
             rows = self.source.row_numbers[stored].tolist()
             carried = self.source.read_carried(stored) if carried_by(self._leaf) else {}  # type: ignore[attr-defined]
             for at, passed in enumerate(pass_index.tolist()):

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from streamsft.errors import StateError
 from streamsft.stream.plan import Plan
+from streamsft.types import is_count
 
 __all__ = [
     "STATE_VERSION",
@@ -126,13 +127,14 @@ def _flattened(value: Any) -> dict[tuple[str, str], Any]:
     """The parts of a fingerprint by (source or "", name)."""
     if not isinstance(value, Mapping):
         return {("", "state"): value}
-    parts = {("", str(key)): part for key, part in value.items() if key not in ("sources", "schedules")}
-    parts = {("", key): part for key, part in _DEFAULTS.items()} | parts
+    whole = {**_DEFAULTS, **value}
+    parts = {("", str(key)): part for key, part in whole.items() if key not in ("sources", "schedules")}
     sources = value.get("sources")
     for name, entry in sources.items() if isinstance(sources, Mapping) else ():
-        contents, share, order = [*(entry if isinstance(entry, list) else [entry]), None, ""][:3]
-        parts |= {(name, "contents"): contents, (name, "share"): share, (name, "presence"): True}
-        parts |= {(name, aspect): part for aspect, part in _order_of(str(order or "")).items()}
+        values = entry if isinstance(entry, list) else [entry]
+        parts |= {(name, aspect): part for aspect, part in zip(("contents", "share"), values, strict=False)}
+        parts |= {(name, aspect): part for aspect, part in _order_of(str((*values, "", "", "")[2])).items()}
+        parts[name, "presence"] = True
     schedules = value.get("schedules")
     for name, points in schedules.items() if isinstance(schedules, Mapping) else ():
         parts[name, "schedule"] = points
@@ -142,27 +144,29 @@ def _flattened(value: Any) -> dict[tuple[str, str], Any]:
 def _order_of(text: str) -> dict[str, Any]:
     """What `Leaf.order` says, by the names of a config."""
     shuffled, _, overflow = text.rpartition("overflow: ") if "overflow: " in text else (text, "", "")
-    shuffled = shuffled.removesuffix("; ")
     parts: dict[str, Any] = {"overflow": overflow or "as packing.overflow", "streaming": False}
-    if blocks := _BLOCKS.fullmatch(shuffled):
+    if blocks := _BLOCKS.fullmatch(shuffled := shuffled.removesuffix("; ")):
         streaming = {"streaming": True, "shuffle_window": int(blocks[2]), "block_bytes": int(blocks[3])}
         return parts | streaming | {"shuffle": blocks[1] or "rows"}
     return parts | {"shuffle": shuffled or "rows"}
 
 
-def check_state(state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any]) -> None:
-    """Refuse a state that another version wrote, that lacks a field, or that belongs to another stream.
+def check_state(
+    state: Any, fields: Sequence[str], fingerprint: Mapping[str, Any], optional: Sequence[str] = ()
+) -> None:
+    """Refuse a state that another version wrote, that lacks a field or has an unknown one, or that belongs to another
+    stream.
 
     Raises:
         StateError: with every difference, both values each.
     """
-    check_shape(state, fields)
+    check_shape(state, fields, optional)
     if found := differences(state["fingerprint"], fingerprint):
         raise StateError("the state belongs to another stream:\n  " + "\n  ".join(found))
 
 
-def check_shape(state: Any, fields: Sequence[str]) -> None:
-    """Refuse what is no state, or one that another version wrote or that lacks a field.
+def check_shape(state: Any, fields: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Refuse what is no state, or one that another version wrote, or that lacks a field or has an unknown one.
 
     Raises:
         StateError: says what it is instead.
@@ -180,6 +184,11 @@ def check_shape(state: Any, fields: Sequence[str]) -> None:
     missing = [name for name in fields if name not in state]
     if missing:
         raise StateError(f"state without {', '.join(missing)}: it is incomplete")
+    if unknown := [key for key in state if key not in ("version", *fields, *optional)]:
+        raise StateError(
+            f"state with {', '.join(map(repr, unknown))}, unknown here: give what state_dict or gather_state returned, "
+            "unchanged"
+        )
 
 
 def check_edit(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -232,8 +241,8 @@ def checked_step(state: Mapping[str, Any]) -> int:
         StateError: it is no number of steps.
     """
     step = state["step"]
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise StateError(f"the state's step is {step!r}, not a number >= 0")
+    if not is_count(step):
+        raise StateError(f"the state's step is {step!r}, not a number >= 0 and below 2**62")
     return step
 
 
@@ -244,9 +253,13 @@ def checked_edits(state: Mapping[str, Any]) -> list[dict[str, Any]]:
         StateError: they are no list of edits.
     """
     edits = state.get("edits", [])
-    if not isinstance(edits, list) or not all(isinstance(edit, Mapping) and "before" in edit for edit in edits):
+    if not isinstance(edits, list) or not all(map(_is_edit, edits)):
         raise StateError(f"the state's edits are {edits!r}, not a list of edits of the mix")
     return [dict(edit) for edit in edits]
+
+
+def _is_edit(edit: Any) -> bool:
+    return isinstance(edit, Mapping) and edit.keys() == {"step", "before"} and is_count(edit["step"])
 
 
 def checked_lanes(state: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 
 from streamsft.errors import StateError
 from streamsft.metrics.stats import SourceInfo
-from streamsft.sources.base import IdsSource
 from streamsft.stream.balance import balanced_share
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.feed import read_ahead
@@ -151,7 +150,7 @@ class StepPlanner:
         """Ids (int32[n] each) and masks (bool[n] each) of rows `stored` of a source in the last step planned."""
         leaf = self._mixes.leaves[number]
         if not leaf.streams:
-            return leaf.indexed.read(stored)
+            return leaf.read(stored)
         ids: list[Int32s] = [_NO_IDS] * len(stored)
         masks: list[Bools] = [_NO_MASK] * len(stored)
         lanes = stored % self._mixes.plan.lanes
@@ -164,7 +163,7 @@ class StepPlanner:
 
     def read_ids(self, number: int, stored: Ints) -> Sequence[IdBuffer]:
         """Ids of rows `stored` of a source that can read them alone."""
-        return cast(IdsSource, self._mixes.leaves[number].source).read_ids(stored)
+        return self._mixes.leaves[number].read_ids(stored)
 
     def announce(self, *, new: bool = False) -> None:
         """Tell sources what is read behind what was planned; on `new` lanes alone, of which nothing was told yet."""

@@ -12,6 +12,7 @@ from typing import Any
 from streamsft.errors import StoreError
 from streamsft.sources.cachefolder import default_cache_dir
 from streamsft.sources.store import TokenStore
+from streamsft.text.rejections import read_rejections
 
 __all__ = ["CODE_VERSION", "cache_key", "default_cache_dir", "find_cached"]
 
@@ -40,12 +41,24 @@ def cache_key(content: list[Any], encoder: str, *, format: str | None, columns: 
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode("utf-8"), digest_size=16).hexdigest()
 
 
-def find_cached(path: Path, name: str) -> TokenStore | None:
-    """The complete store at `path` as source `name`; None if there is none, or only what is left of one."""
+def find_cached(path: Path, name: str, *, verify: bool = False, listed: bool = False) -> TokenStore | None:
+    """The complete store at `path` as source `name`; None if there is none, or only what is left of one.
+
+    Args:
+        path: the place in the cache, named by the key.
+        name: the source's name.
+        verify: read all bytes, not only what opening needs.
+        listed: read the list of rejected rows too.
+    """
     if not path.exists():
         return None
     try:
-        return TokenStore.open(path, name=name)
+        store = TokenStore.open(path, name=name, verify=verify)
+        if store.manifest.key != path.name:
+            raise StoreError(f"{path}: holds a store of other rows, for the key {store.manifest.key!r}")
+        for _ in read_rejections(path) if listed else ():
+            pass
     except StoreError as error:
         logger.warning("source %s: its cached store is made again: %s", name, error)
         return None
+    return store

@@ -16,6 +16,7 @@ from streamsft.errors import StoreError
 __all__ = ["REJECTED_FILE", "Rejections", "read_rejections"]
 
 REJECTED_FILE = "rejected.jsonl"
+_RECORD = ("source", "file", "line", "file_row", "row", "reason", "detail")
 
 logger = logging.getLogger("streamsft")
 
@@ -96,10 +97,20 @@ class Rejections:
 
 
 def read_rejections(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rejected rows that were listed in `folder`, in order."""
-    if (path := folder / REJECTED_FILE).exists():
+    """The rejected rows that were listed in `folder`, in order.
+
+    Raises:
+        StoreError: the list is damaged.
+    """
+    if not (path := folder / REJECTED_FILE).exists():
+        return
+    try:
         with path.open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+            for line in file:
+                record = json.loads(line)
+                yield {name: record[name] for name in _RECORD}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: is no list of rejected rows ({error}); build the store again") from error
 
 
 def _cannot_write(path: Path, error: OSError) -> StoreError:

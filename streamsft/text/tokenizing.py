@@ -16,6 +16,7 @@ from streamsft.errors import ConfigError, DataError
 from streamsft.sources.filehash import HashMemory
 from streamsft.sources.rawrows import BadRow, RowReader
 from streamsft.sources.store import TokenStore
+from streamsft.sources.writer import StoreWriter
 from streamsft.text.cachekey import cache_key, default_cache_dir, find_cached
 from streamsft.text.filling import Filling, bad_row_error
 from streamsft.text.formats import FORMATS, detect_format, parser
@@ -52,6 +53,7 @@ def tokenize(
     rejected_path: str | os.PathLike[str] | None = None,
     holdout: HoldOut | float | None = None,
     held: bool = False,
+    verify: bool = False,
     progress: bool | Progress = False,
 ) -> TokenStore:
     """Tokenize a source, or find it in the cache.
@@ -78,6 +80,8 @@ def tokenize(
         rejected_path: with ``cache_dir=False``, where to list rejected rows; by default they are only counted.
         holdout: keeps rows out of the store: a fraction or a number of rows; see `HoldOut`.
         held: make the store of the rows that `holdout` keeps out instead.
+        verify: read all bytes of a cached store and compare them with those that were written; one that is damaged is
+            made again. Without it only what keeps the store from being opened is found.
         progress: True draws a bar on standard error; a function is called with (done, total) instead.
 
     Raises:
@@ -99,8 +103,9 @@ def tokenize(
     encoder = identity(transform, f"source {name}: transform") if transform else _chat(chat).fingerprint
     key = cache_key(reader.content_key(), encoder, format=format, columns=columns)
     path = None if root is None else root / "stores" / key
-    if path is not None and (cached := find_cached(path, name)) is not None:
-        if on_bad_row == "error":
+    strict = on_bad_row == "error"
+    if path is not None and (cached := find_cached(path, name, verify=verify, listed=strict)) is not None:
+        if strict:
             _refuse_rejected(cached)
         return cached
     job: ChatJob | TransformJob
@@ -109,12 +114,12 @@ def tokenize(
     else:
         job = ChatJob(_chat(chat), format or detect_source_format(whole, name, columns or {}), dict(columns or {}))
     pairs = isinstance(job, ChatJob) and job.format == PREFERENCE
-    with TokenStore.writer(path, name=name, files=reader.files, pairs=pairs) as writer:
+    with StoreWriter(path, name=name, files=reader.files, pairs=pairs, owned=True) as writer:
         place = Path(rejected_path) if rejected_path else None
         if writer.directory is not None:
             place = writer.directory / REJECTED_FILE
         with Rejections(name, place) as rejections, reporting(progress, name, reader.size) as advance:
-            filling = Filling(writer, rejections, name=name, files=reader.files, stop_at_bad=on_bad_row == "error")
+            filling = Filling(writer, rejections, name=name, files=reader.files, stop_at_bad=strict)
             for chunk, encoded in map_ordered(job, reader.chunks(), processes, what=f"source {name}"):
                 filling.add(chunk, encoded)
                 advance(chunk.read)

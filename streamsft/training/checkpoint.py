@@ -4,7 +4,8 @@
 
     checkpoints/
       step-00000050/        written as .partial-step-00000050, synced, renamed
-        manifest.json       format version, step, the stream's fingerprint, the model's kind, each file's size
+        manifest.json       format version, step, the stream's fingerprint, the model's kind, each file's size and
+                            BLAKE2b digest, and a digest of all that
         …                   see `streamsft.training.snapshot`
       latest                the name of the newest one, replaced last
 
@@ -15,9 +16,7 @@ run goes back to an older checkpoint when its name is written there.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -31,55 +30,20 @@ from streamsft.training.durable import (
     why_unwritten,
     write_file,
 )
+from streamsft.training.stored import (
+    MANIFEST,
+    StoredCheckpoint,
+    damaged_checkpoint,
+    digest_of,
+    file_digests,
+    file_sizes,
+    step_folders,
+    step_of,
+)
 
-__all__ = ["STATE_FOLDER", "Checkpoints", "StoredCheckpoint"]
+__all__ = ["Checkpoints"]
 
-STATE_FOLDER = "state"
-"""In a checkpoint of divided weights: the parts of the ranks; see `streamsft.training.shardfiles`."""
-
-_VERSION = 1
-_NAME = re.compile(r"step-(\d{8,})")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCheckpoint:
-    """A complete checkpoint on disk.
-
-    Attributes:
-        path: its directory.
-        step: the last step that it includes.
-        fingerprint: what defined the stream of the run (`Loader.fingerprint`).
-        model: how `streamsft.training.model.model_kind` names its model.
-    """
-
-    path: Path
-    step: int
-    fingerprint: Mapping[str, Any]
-    model: str
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether its weights are as ranks had them, divided."""
-        return (self.path / STATE_FOLDER).is_dir()
-
-    def json(self, name: str) -> Any:
-        """The content of the JSON file `name`.
-
-        Raises:
-            RunError: it is missing or damaged.
-        """
-        try:
-            return json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError) as error:
-            raise self.damaged(name, error) from error
-
-    def damaged(self, name: str, error: Exception) -> RunError:
-        """What is said of a file that cannot be read."""
-        return RunError(
-            f"{self.path / name} cannot be read: {cause(error)}; all ranks must see the run directory; if it is "
-            f"damaged, remove {self.path} to go on from an older checkpoint"
-        )
+_VERSION = 2
 
 
 @final
@@ -95,45 +59,54 @@ class Checkpoints:
         Raises:
             RunError: it is damaged.
         """
-        try:
-            path = self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            path = self.folder / "latest"
-        if _NAME.fullmatch(path.name) and path.is_dir():
-            return self.read(path.name)
-        steps = self._steps()
+        name = self._latest()
+        if step_of(name) is not None and (self.folder / name).is_dir():
+            return self.read(name)
+        steps = step_folders(self.folder)
         return self.read(steps[max(steps)].name) if steps else None
 
     @property
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, ascending."""
-        return sorted(self._steps())
+        return sorted(step_folders(self.folder))
 
     def of(self, step: int) -> StoredCheckpoint:
         """Return the checkpoint of `step`; see `read`."""
         return self.read(_name(step))
 
     def read(self, name: str) -> StoredCheckpoint:
-        """Return the checkpoint in the directory `name`, its files' presence and sizes checked.
+        """Return the checkpoint in the directory `name`, if its files are there, of the size that they had, and of one
+        step; what the large ones hold is left to `StoredCheckpoint.check_content`.
 
         Raises:
-            RunError: a file is missing, cut short or unreadable.
+            RunError: a file is missing, cut short or unreadable, or a small one was changed.
         """
         path = self.folder / name
         try:
-            manifest = json.loads((path / "manifest.json").read_bytes())
-            version = manifest["version"]
-            sizes = _sizes(path)
-            wrong = [file for file, size in manifest["files"].items() if sizes.get(file) != size]
+            manifest = json.loads((path / MANIFEST).read_bytes())
+            version, digest = manifest["version"], manifest.pop("digest", None)
+            found = file_sizes(path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(path, f"its manifest cannot be read ({cause(error)})") from error
+            raise damaged_checkpoint(path, f"its manifest cannot be read ({cause(error)})") from error
         if version != _VERSION:
-            raise RunError(f"checkpoint {path} has format version {version}; this streamsft reads {_VERSION}")
-        if wrong:
-            raise self._damaged(path, f"{', '.join(wrong)} missing or of another size")
-        return StoredCheckpoint(
-            path=path, step=manifest["step"], fingerprint=manifest["fingerprint"], model=manifest["model"]
+            raise RunError(
+                f"checkpoint {path} has format version {version}; this streamsft reads {_VERSION}: go on with the "
+                "release that wrote it, or start over with --fresh"
+            )
+        if digest != _digest(manifest):
+            raise damaged_checkpoint(path, f"{MANIFEST} changed since it was written (its own digest is another)")
+        files = manifest["files"]
+        if wrong := [file for file, entry in files.items() if found.get(file) != entry["bytes"]]:
+            raise damaged_checkpoint(path, f"{', '.join(wrong)} missing or of another size")
+        stored = StoredCheckpoint(
+            path=path,
+            step=manifest["step"],
+            fingerprint=manifest["fingerprint"],
+            model=manifest["model"],
+            digests={file: entry["blake2b"] for file, entry in files.items()},
         )
+        stored.check_steps()
+        return stored
 
     def clean(self, *, after: int, keep: int) -> None:
         """Remove what was left half-written or half-removed, checkpoints later than `after`, and all but `keep`."""
@@ -144,7 +117,7 @@ class Checkpoints:
                 remove_directory(path)
             else:
                 path.unlink()
-        for step, path in self._steps().items():
+        for step, path in step_folders(self.folder).items():
             if step > after:
                 remove_directory(path)
         self._prune(keep)
@@ -186,20 +159,34 @@ class Checkpoints:
             raise self.unwritten(step, error, partial) from error
         return partial
 
-    def seal(self, partial: Path, step: int, *, fingerprint: Mapping[str, Any], model: str) -> None:
+    def seal(
+        self,
+        partial: Path,
+        step: int,
+        *,
+        fingerprint: Mapping[str, Any],
+        model: str,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
         """Write the manifest of what is in `partial`: the second half of `write`.
+
+        `digests` of files that are known, as in `StoredCheckpoint`, save reading these again.
 
         Raises:
             OSError: as the file system says.
         """
+        sizes, known = file_sizes(partial), digests or {}
+        known = {**known, **file_digests(partial, [file for file in sizes if file not in known])}
         manifest = {
             "version": _VERSION,
             "step": step,
             "model": model,
             "fingerprint": dict(fingerprint),
-            "files": _sizes(partial),
+            "files": {file: {"bytes": size, "blake2b": known[file]} for file, size in sizes.items()},
         }
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        manifest = json.loads(json.dumps(manifest))
+        manifest["digest"] = _digest(manifest)
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
     def partial(self, step: int) -> Path:
         """Where the checkpoint of `step` is written before it has its name."""
@@ -226,7 +213,10 @@ class Checkpoints:
             if path.exists():
                 remove_directory(path)
             publish_directory(partial, path)
-            write_file(self.folder / "latest", f"{path.name}\n".encode())
+            latest = self.folder / "latest"
+            if latest.is_dir() and not latest.is_symlink():
+                remove_directory(latest)
+            write_file(latest, f"{path.name}\n".encode())
             self._prune(keep)
             sync_directory(self.folder)
         except OSError as error:
@@ -236,26 +226,25 @@ class Checkpoints:
             ) from error
         return path
 
-    def _steps(self) -> dict[int, Path]:
-        if not self.folder.exists():
-            return {}
-        found = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
-        return {int(match[1]): path for match, path in found if match and path.is_dir()}
+    def _latest(self) -> str:
+        """What `latest` says; "" where it is missing, or no text. A link to a checkpoint says that one."""
+        latest = self.folder / "latest"
+        try:
+            return latest.read_text(encoding="utf-8").strip()
+        except IsADirectoryError:
+            return latest.resolve().name
+        except (FileNotFoundError, UnicodeDecodeError):
+            return ""
 
     def _kept(self) -> str:
-        steps = self._steps()
+        steps = step_folders(self.folder)
         if not steps:
             return "there is no older one, so the run starts over"
         return f"the older ones are kept: the run goes on from step {max(steps)}"
 
     def _prune(self, keep: int) -> None:
-        for _, path in sorted(self._steps().items())[: -max(1, keep)]:
+        for _, path in sorted(step_folders(self.folder).items())[: -max(1, keep)]:
             remove_directory(path)
-
-    def _damaged(self, path: Path, what: str) -> RunError:
-        others = [p.name for s, p in sorted(self._steps().items()) if p != path]
-        fix = f"remove it to go on from {others[-1]}" if others else "start over with --fresh"
-        return RunError(f"checkpoint {path} is damaged: {what}; {fix}")
 
     @staticmethod
     def _discard(partial: Path, error: BaseException) -> None:
@@ -270,8 +259,6 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of every file below `folder`, by relative path."""
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """The digest of a manifest that has none in it yet."""
+    return digest_of(json.dumps(manifest, sort_keys=True).encode())

@@ -10,8 +10,9 @@ from typing import Any
 from streamsft.errors import RunError, StateError
 from streamsft.shown import cause
 from streamsft.stream.state import check_edit, differing
-from streamsft.training.checkpoint import StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.edits import MIX_FILE
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = ["former_mix", "is_edited", "run_record"]
 
@@ -31,10 +32,22 @@ def run_record(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is unreadable: {cause(error)}; start over with --fresh") from error
-    if not isinstance(record, dict) or record.get("version") != _VERSION:
+        raise RunError(f"{path} is unreadable: {cause(error)}; {_way_out(run_dir)}") from error
+    if not isinstance(record, dict):
+        raise RunError(f"{path} is unreadable: it holds no JSON object; {_way_out(run_dir)}")
+    if record.get("version") != _VERSION:
         raise RunError(f"{path}: not a run of format version {_VERSION}; start over with --fresh")
     return record
+
+
+def _way_out(run_dir: Path) -> str:
+    """What to do about a `run.json` that cannot be read: a checkpoint says all that going on takes."""
+    if not Checkpoints(run_dir).steps:
+        return "start over with --fresh"
+    return (
+        "remove it, and the run goes on exactly from its newest checkpoint (only what was noted of edits of the mix, "
+        "for `explain`, is lost); or start over with --fresh"
+    )
 
 
 def former_mix(run_dir: Path, stored: StoredCheckpoint | None) -> Mapping[str, Any]:

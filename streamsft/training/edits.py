@@ -11,7 +11,7 @@ from streamsft.errors import RunError
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
 from streamsft.stream.state import is_before_edit
-from streamsft.training.checkpoint import StoredCheckpoint
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = ["MIX_FILE", "Rebuild", "describe_edit", "edit_record", "resume_loader", "saved_mixes"]
 

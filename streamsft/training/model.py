@@ -20,7 +20,7 @@ import torch
 from streamsft.errors import RunError
 from streamsft.sources.hublocation import Location, locate
 from streamsft.sources.paths import nearest
-from streamsft.training.checkpoint import StoredCheckpoint
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = [
     "check_model",

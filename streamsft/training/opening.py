@@ -14,10 +14,11 @@ from typing import Any, final
 from streamsft.comm import Comm, agreeing, gather_json
 from streamsft.errors import RunError
 from streamsft.metrics.jsonlines import JsonLines
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.durable import write_file
 from streamsft.training.rundir import RunDirectory
 from streamsft.training.settings import TrainSettings
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = ["LEGS_FILE", "Start", "opened"]
 
@@ -70,6 +71,11 @@ def opened(
         with agreeing(comm):
             if comm.rank == 0:
                 directory = RunDirectory(run_dir, fresh=fresh)
+                newest = Checkpoints(run_dir).newest()
+                plan["checkpoint"] = newest.path.name if newest is not None else None
+        _check_content(run_dir, gather_json(comm, plan)[0]["checkpoint"], comm)
+        with agreeing(comm):
+            if directory is not None:
                 stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes, mix=mix)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
@@ -84,6 +90,17 @@ def opened(
     finally:
         if directory is not None:
             directory.close()
+
+
+def _check_content(run_dir: Path, name: str | None, comm: Comm) -> None:
+    """See that the checkpoint `name` holds what was written, before anything is removed; each rank reads a part of it.
+
+    Raises:
+        RunError: on all ranks; it does not.
+    """
+    with agreeing(comm):
+        if name is not None:
+            Checkpoints(run_dir).read(name).check_content(comm.rank, comm.size)
 
 
 def _write_config(run_dir: Path, config_record: Mapping[str, Any]) -> None:

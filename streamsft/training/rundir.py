@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from streamsft.errors import RunError
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.comparing import former_mix, is_edited, run_record
 from streamsft.training.durable import why_unwritten, write_file
 from streamsft.training.edits import describe_edit, edit_record
+from streamsft.training.stored import StoredCheckpoint
 
 __all__ = ["RunDirectory", "check_free"]
 

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from streamsft.comm import Comm, TorchComm, agreeing, patient
 from streamsft.errors import RunError, StreamsftError
-from streamsft.training.checkpoint import STATE_FOLDER, StoredCheckpoint
 from streamsft.training.shardfiles import INDEX, ShardReader, ShardWriter
 from streamsft.training.sharding import OPTIMIZER, optimizer_tensors, weight_tensors
+from streamsft.training.stored import STATE_FOLDER, StoredCheckpoint
 
 __all__ = ["ShardedSaver", "load_sharded"]
 
@@ -52,7 +52,7 @@ class ShardedSaver:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        done: Callable[[], object],
+        done: Callable[[Mapping[str, str]], object],
         failed: Callable[[BaseException], RunError],
     ) -> None:
         """Write the tensors into `folder`, or begin to; collective.
@@ -61,7 +61,7 @@ class ShardedSaver:
             folder: an empty directory that all ranks see.
             model: as `streamsft.training.sharding.shard_model` leaves it, or undivided.
             optimizer: of the model's parameters.
-            done: called on rank 0 when all is written.
+            done: called on rank 0 when all is written, with the digest of each rank's file; see `ShardWriter`.
             failed: what is to be said of an error; called on every rank.
 
         Raises:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -38,6 +39,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from streamsft.sources.filehash import hash_file
+
 __all__ = ["INDEX", "ShardReader", "ShardWriter"]
 
 INDEX = "index.json"
@@ -52,11 +55,11 @@ class ShardWriter(StorageWriter):
     Args:
         folder: an empty directory that all ranks see.
         rank: this rank.
-        done: called by the coordinator when the parts of all ranks and the index are written. What it raises fails the
-            save on every rank.
+        done: called by the coordinator when the parts of all ranks and the index are written, with the BLAKE2b-256 of
+            each rank's file, hex, by name. What it raises fails the save on every rank.
     """
 
-    def __init__(self, folder: Path, *, rank: int, done: Callable[[], object]) -> None:
+    def __init__(self, folder: Path, *, rank: int, done: Callable[[Mapping[str, str]], object]) -> None:
         self._folder = folder
         self._name = f"rank-{rank:05d}.safetensors"
         self._done = done
@@ -101,11 +104,14 @@ class ShardWriter(StorageWriter):
             save_file(tensors, path)
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+            digest = hash_file(str(path))
+            results = [replace(result, storage_data=(self._name, digest)) for result in results]
         return _completed(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index. The coordinator alone comes here, behind every rank's `write_data`."""
-        files = {result.index: str(result.storage_data) for of_rank in results for result in of_rank}
+        files = {result.index: result.storage_data[0] for of_rank in results for result in of_rank}
+        digests = dict(result.storage_data for of_rank in results for result in of_rank)
         tensors: dict[str, Any] = {}
         for name, tensor in metadata.state_dict_metadata.items():
             assert isinstance(tensor, TensorStorageMetadata)
@@ -121,11 +127,11 @@ class ShardWriter(StorageWriter):
                     for chunk in tensor.chunks
                 ],
             }
-        for name in sorted(set(files.values())):
+        for name in sorted(digests):
             if not (self._folder / name).is_file():
                 raise FileNotFoundError(f"{name} was written, and is not in {self._folder}: ranks see other disks")
         (self._folder / INDEX).write_text(json.dumps({"version": _VERSION, "tensors": tensors}), encoding="utf-8")
-        self._done()
+        self._done(digests)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -36,12 +36,13 @@ from streamsft.metrics.aggregator import Aggregator
 from streamsft.order.keys import derive_key
 from streamsft.stream.loader import Loader
 from streamsft.training.audit import Audit
-from streamsft.training.checkpoint import STATE_FOLDER, Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.edits import MIX_FILE, saved_mixes
 from streamsft.training.model import save_config, save_weights
 from streamsft.training.preference import weights_digest
 from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.sharding import distributed_state
+from streamsft.training.stored import STATE_FOLDER, StoredCheckpoint
 
 __all__ = ["Parts", "restore", "save", "seed_generators"]
 
@@ -135,8 +136,9 @@ def save(
             else:
                 checkpoints.prepare(step, fill)
 
-    def finish() -> None:
-        checkpoints.seal(partial, step, fingerprint=fingerprint, model=kind)
+    def finish(written: Mapping[str, str]) -> None:
+        digests = {f"{STATE_FOLDER}/{name}": digest for name, digest in written.items()}
+        checkpoints.seal(partial, step, fingerprint=fingerprint, model=kind, digests=digests)
         checkpoints.publish(partial, step, keep=keep)
 
     if saver is not None and parts.model is not None and parts.optimizer is not None:

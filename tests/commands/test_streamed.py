@@ -54,7 +54,7 @@ def test_a_streamed_mix_that_is_killed_and_resumed_consumes_what_one_run_consume
 ) -> None:
     run = tmp_path / "run"
     left: list[int] = []
-    for number, workers in ((50, 2), (50, 0), (60, 4)):
+    for number, workers in ((75, 2), (75, 0), (90, 4)):
         made = config(tmp_path, workers=workers)
         assert in_fork(lambda made=made: train(made, quiet=True), below=run, kill_at=number) == -9
         left.append(max(packs_by_step(run)))

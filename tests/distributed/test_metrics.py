@@ -75,7 +75,7 @@ def test_records_equal_those_of_one_process_over_all_samples(ranks: list[dict[st
 def test_quantiles_are_within_one_percent_of_the_samples_own(ranks: list[dict[str, Any]]) -> None:
     batches = [b for step in range(LOG_STEPS) for rank in range(RANKS) for b in seen_by(rank, step)]
     for index, name in enumerate(["chat", "code", "math"]):
-        lengths = np.concatenate([b.tokens[b.source == index] for b in batches])
+        lengths = np.concatenate([b.columns.tokens[b.columns.source == index] for b in batches])
         for point in (50, 95):
             exact = np.percentile(lengths, point, method="inverted_cdf")
             assert ranks[0]["records"][-1][f"data_{name}/length_p{point}"] == pytest.approx(exact, rel=0.01)

@@ -158,6 +158,13 @@ def test_further_files_belong_to_the_store(tmp_path: Path) -> None:
     assert TokenStore.writer(None).directory is None
 
 
+def flip(file: Path) -> None:
+    """Change a byte of a row's tokens, which no opening looks at."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
 def test_a_complete_store_stays(tmp_path: Path) -> None:
     first = build(tmp_path / "s")
     inode = (tmp_path / "s").stat().st_ino
@@ -169,13 +176,19 @@ def test_a_complete_store_stays(tmp_path: Path) -> None:
     assert len(TokenStore.open(tmp_path / "s", verify=True)) == 300
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "cut", "bad manifest", "empty"])
+@pytest.mark.parametrize("damage", ["no manifest", "cut", "bad manifest", "bad state", "no state", "flipped", "empty"])
 def test_a_half_written_store_is_replaced(damage: str, tmp_path: Path) -> None:
     build(tmp_path / "s")
     if damage == "cut":
         os.truncate(tmp_path / "s" / "data-00000-of-00001.arrow", 100)
     elif damage == "bad manifest":
         (tmp_path / "s" / MANIFEST_FILE).write_text("{")
+    elif damage == "bad state":
+        (tmp_path / "s" / "state.json").write_text("")
+    elif damage == "no state":
+        (tmp_path / "s" / "state.json").unlink()
+    elif damage == "flipped":
+        flip(tmp_path / "s" / "data-00000-of-00001.arrow")
     elif damage == "no manifest":
         (tmp_path / "s" / MANIFEST_FILE).unlink()
     else:
@@ -186,14 +199,26 @@ def test_a_half_written_store_is_replaced(damage: str, tmp_path: Path) -> None:
     TokenStore.open(tmp_path / "s", verify=True)
 
 
+def test_a_damaged_store_of_other_rows_stays(tmp_path: Path) -> None:
+    build(tmp_path / "s")
+    flip(tmp_path / "s" / "data-00000-of-00001.arrow")
+    with pytest.raises(StoreError, match="already holds a store of other rows"):
+        build(tmp_path / "s", rows=10)
+    assert len(TokenStore.open(tmp_path / "s")) == 300
+
+
 def test_what_is_no_store_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    for name in ("folder", "states", "manifest"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("mine")
+    (tmp_path / "states" / "state.json").write_text("")
+    (tmp_path / "manifest" / MANIFEST_FILE).write_text("{}")
     (tmp_path / "file").write_text("mine")
-    for name in ("folder", "file"):
+    before = names(tmp_path)
+    for name in before:
         with pytest.raises(StoreError, match="exists and is no store"):
             build(tmp_path / name)
-    assert names(tmp_path) == ["file", "folder"]
+    assert names(tmp_path) == before
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
 
 

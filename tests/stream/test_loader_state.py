@@ -193,11 +193,28 @@ def test_state_of_another_loader_is_refused_with_both_values(options: dict[str, 
     [({"version": 1}, "state of version 1; this streamsft reads version 3"), ({"version": None}, "state of version"),
      ({"step": -1}, "step is -1"), ({"step": True}, "step is True"), ({"step": "3"}, "step is '3'"),
      ({"lanes": None}, "lanes are None"), ({"lanes": {}}, "lacks lane 0"), ({"lanes": {"x": {}}}, "lacks lane 0"),
+     ({"step": 1 << 63}, "step is 9223372036854775808"), ({"data_step": -1}, "step is -1"),
+     ({"edits": [{"step": 1 << 63, "before": {}}]}, "edits are"), ({"edits": [{"before": {}, "x": 1}]}, "edits are"),
+     ({"more": 1, "b": 2}, "state with 'more', 'b', unknown here"),
      ({"lanes": {"0": {}}}, "lane 0: not the state of a lane"), ({"fingerprint": None}, "another stream")],
 )  # fmt: skip
 def test_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(StateError, match=message):
         _loader().load_state_dict({**_state(), **change})
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 62, 1 << 63, 1 << 80, 1.0, True])
+@pytest.mark.parametrize("at", [(0,), (1,), (2, 0), (2, 1), (-1, "steps", 0), (-1, "steps", 1)])
+def test_a_number_in_a_lane_that_cannot_be_is_refused(at: tuple[Any, ...], value: Any) -> None:
+    state = _state()
+    lane = state["lanes"]["0"]
+    lane.append({"steps": [0, 1]})
+    *path, last = at
+    for key in path:
+        lane = lane[key]
+    lane[last] = value
+    with pytest.raises(StateError, match=rf"lane 0: holds {value}, which is no integer"):
+        _loader().load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [None, [], "{}", 3])

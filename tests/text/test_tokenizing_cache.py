@@ -154,8 +154,13 @@ class TestDamage:
         assert entries(tmp_path / "c") == []
 
 
-def test_racing_processes_make_one_entry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_racing_processes_make_one_entry(tmp_path: Path, damaged: bool) -> None:
     path = written(tmp_path / "a.jsonl", 300)
+    if damaged:
+        store = run(path, tmp_path / "c")
+        assert store.path is not None
+        (store.path / "state.json").write_bytes(b"")
     racers = [processes.start(alone, tmp_path / "c", path) for _ in range(4)]
     ended = [racer.end() for racer in racers]
     assert [racer.returncode for racer in ended] == [0] * 4

@@ -17,6 +17,7 @@ from streamsft.sources.store import TokenStore
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.evaluating import Evaluation
 from streamsft.training.loop import train
 from streamsft.training.model import tiny_model
@@ -107,6 +108,23 @@ def run(
         fresh=fresh,
         vocabulary=VOCABULARY,
         evaluation=evaluation,
+    )
+
+
+def flip(path: Path) -> None:
+    """Invert the bits of a byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def resealed(path: Path, *, step: int | None = None) -> None:
+    """Give the checkpoint in directory `path` a manifest of the files that are there now."""
+    manifest = path / "manifest.json"
+    record = json.loads(manifest.read_text())
+    manifest.unlink()
+    Checkpoints(path.parent.parent).seal(
+        path, record["step"] if step is None else step, fingerprint=record["fingerprint"], model=record["model"]
     )
 
 

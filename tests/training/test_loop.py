@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from tests.training.runs import (
     VOCABULARY,
     ListSink,
     audit,
+    flip,
     make_loader,
     packs_by_step,
+    resealed,
     run,
     small_model,
     weights,
@@ -224,7 +227,8 @@ def test_a_model_that_is_not_there_or_too_small_is_named(tmp_path: Path) -> None
 def unsupervised_loader(supervised: int) -> Loader:
     """Each row fills a pack; about one in `supervised` rows has labels."""
     rows = [([i, *range(2, 9)], [0] * 7 + [int(i % supervised == 0)]) for i in range(12)]
-    source = ListSource("rows", rows)
+    taken_at_its_word = type("OfThePackage", (ListSource,), {"__module__": "streamsft.sources.rows"})
+    source = taken_at_its_word("rows", rows)
     source.supervised[:] = 1  # so that the packer takes them all
     source.first_supervised[:] = 7
     return Loader(Packer(Interleave([source]), 8, lookahead=0), global_batch_size=1, background=False)
@@ -280,8 +284,61 @@ def test_a_damaged_checkpoint_says_what_to_remove(tmp_path: Path) -> None:
     run(tmp_path, 8, "small")
     path = tmp_path / "checkpoints" / "step-00000008" / "optimizer.pt"
     path.write_bytes(b"x" * path.stat().st_size)
+    resealed(path.parent)
     with pytest.raises(RunError, match=r"step-00000008/optimizer.pt cannot be read(?s:.*)remove .*step-00000008 to go"):
         run(tmp_path, 12, "small")
+
+
+def digits(path: Path) -> None:
+    """Change the last digit of a file."""
+    text = path.read_text()
+    at = max(text.rfind(digit) for digit in "0123456789")
+    path.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    run(folder, 8, "small")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, digits) for name in ("loader.json", "trainer.json", "metrics.json")),
+        *((name, flip) for name in ("loader.json", "mix.json", "rng.pt", "optimizer.pt", "model/model.safetensors")),
+    ],
+)
+def test_a_file_that_changed_is_named_with_the_older_checkpoint(
+    tmp_path: Path, two_checkpoints: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(two_checkpoints, run_dir)
+    path = run_dir / "checkpoints" / "step-00000008"
+    damage(path / name)
+    before = sorted(run_dir.rglob("*"))
+    with pytest.raises(RunError, match=f"damaged: {name} changed since (?s:.*)remove {path} to go on from step-0*4$"):
+        run(run_dir, 12, "small", keep=1)
+    assert sorted(run_dir.rglob("*")) == before
+    if name == "loader.json":
+        shutil.rmtree(path)
+        assert run(run_dir, 8, "small").resumed_from == 4
+
+
+def test_without_a_readable_record_the_run_goes_on_from_its_checkpoint(tmp_path: Path, two_checkpoints: Path) -> None:
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    for run_dir in (cut, whole):
+        shutil.copytree(two_checkpoints, run_dir)
+    record = cut / "run.json"
+    content = record.read_bytes()
+    record.write_bytes(content[: len(content) // 2])
+    with pytest.raises(RunError, match=r"run.json is unreadable: .*; remove it, and .*; or start over with --fresh"):
+        run(cut, 12, "small")
+    record.unlink()
+    assert run(cut, 12, "small").resumed_from == 8
+    run(whole, 12, "small")
+    assert (audit(cut), weights(cut), record.read_bytes()) == (audit(whole), weights(whole), content)
 
 
 def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -296,10 +353,7 @@ def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
             return (os.mkdir, (str(tmp_path / "seen"),))
 
     torch.save([Evil()], path, pickle_module=pickle)
-    manifest = path.with_name("manifest.json")
-    content = json.loads(manifest.read_text())
-    content["files"]["rng.pt"] = path.stat().st_size
-    manifest.write_text(json.dumps(content))
+    resealed(path.parent)
     with pytest.raises(RunError, match="cannot be read"):
         run(tmp_path, 8)
     assert not (tmp_path / "seen").exists()

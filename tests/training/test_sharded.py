@@ -14,14 +14,15 @@ import torch
 from streamsft.comm import Comm, current
 from streamsft.errors import ConfigError, RunError
 from streamsft.metrics.sinks import JsonlSink
-from streamsft.training.checkpoint import Checkpoints, StoredCheckpoint
+from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.evaluating import Evaluation
 from streamsft.training.settings import TrainSettings
 from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.shardfiles import ShardWriter
 from streamsft.training.sharding import optimizer_tensors, place_model, weight_tensors
+from streamsft.training.stored import StoredCheckpoint
 from tests.training.forks import in_fork, in_ranks
-from tests.training.runs import audit, make_loader, packs_by_step, run, small_model, weights
+from tests.training.runs import audit, flip, make_loader, packs_by_step, run, small_model, weights
 from tests.training.test_evaluating import sets
 from tests.training.test_sharding import Blocks, whole
 
@@ -93,14 +94,14 @@ def test_from_two_ranks_to_four_to_one_and_from_and_to_undivided_weights(tmp_pat
 def test_killed_twice_while_writing_in_the_background_it_goes_on(tmp_path: Path, uninterrupted: Path) -> None:
     """Killed before the index is there, and when the checkpoint is there but for its name."""
     below = tmp_path / "checkpoints" / ".partial-step-00000006" / "state"
-    for kill_at in (2, 4):
+    for kill_at in (3, 9):
         killed = in_ranks(2, lambda: leg(tmp_path, STEPS, async_save=True), below=below, kill_at=kill_at)
         assert killed[0] == -9
         assert killed[1] != 0
         stored = Checkpoints(tmp_path).newest()
         assert stored is not None
         assert stored.step == 3
-        assert (below / "index.json").exists() == (kill_at == 4)
+        assert (below / "index.json").exists() == (kill_at == 9)
     assert in_fork(lambda: leg(tmp_path, STEPS, async_save=True)) == 0
     check_same(tmp_path, uninterrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -138,7 +139,7 @@ def written_while_it_changes(folder: Path, comm: Comm) -> dict[str, torch.Tensor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "write_data", late)
         with ShardedSaver(comm, background=True) as saver:
-            saver.save(folder, model, optimizer, done=(folder / "done").touch, failed=as_run_error)
+            saver.save(folder, model, optimizer, done=lambda _: (folder / "done").touch(), failed=as_run_error)
             for tensor in tensors.values():
                 tensor.zero_()
             assert not (folder / "done").exists()
@@ -172,7 +173,7 @@ def as_run_error(error: BaseException) -> RunError:
 
 
 def stored_at(path: Path) -> StoredCheckpoint:
-    return StoredCheckpoint(path=path, step=1, fingerprint={}, model="module")
+    return StoredCheckpoint(path=path, step=1, fingerprint={}, model="module", digests={})
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     model = Blocks()
     optimizer = torch.optim.AdamW(model.parameters())
     with ShardedSaver(current(), background=False) as saver:
-        saver.save(state, model, optimizer, done=lambda: None, failed=as_run_error)
+        saver.save(state, model, optimizer, done=lambda _: None, failed=as_run_error)
     other = Blocks()
     other.register_parameter("more", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(RunError, match=r"do not fit the model: one of them alone has more"):
@@ -215,6 +216,23 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000003"]
     leg(tmp_path, 7, async_save=background)
     assert len(audit(tmp_path)) == 7
+
+
+def test_ranks_alike_refuse_a_part_that_changed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def train() -> None:
+        leg(run_dir, 3)
+
+    assert in_ranks(2, train) == [0, 0]
+    path = run_dir / "checkpoints" / "step-00000003"
+    flip(path / "state" / "rank-00001.safetensors")
+
+    def refused() -> None:
+        with pytest.raises(RunError, match=r"state/rank-00001\.safetensors changed since it was written"):
+            leg(run_dir, 6)
+
+    assert in_ranks(2, refused) == [0, 0]
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

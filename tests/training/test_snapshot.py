@@ -26,7 +26,7 @@ def test_the_generators_of_torch_numpy_and_python_go_on_where_they_were(tmp_path
     parts = Parts(loader=loader, aggregator=Aggregator(loader.sources), model=None, optimizer=None, skipped_steps=3)
     seed_generators(1, step=5, rank=0)
     draws()
-    save(parts, step=5, kind="none", keep=1, run_dir=tmp_path, audit=None, comm=LocalComm())
+    save(parts, step=0, kind="none", keep=1, run_dir=tmp_path, audit=None, comm=LocalComm())
     expected = draws()
     stored = Checkpoints(tmp_path).newest()
     assert stored is not None
