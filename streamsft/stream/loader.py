@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
@@ -12,10 +13,9 @@ from streamsft.metrics.metric import checked_metrics
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.balance import Balance
-from streamsft.stream.collate import Batch, collate
+from streamsft.stream.collate import Batch, collated
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lanestate import LaneState
-from streamsft.stream.materialize import RawBatch
 from streamsft.stream.packer import Packer, check_packer
 from streamsft.stream.plan import Plan
 from streamsft.stream.rawsteps import RawSteps
@@ -196,31 +196,18 @@ class Loader:
                 yield parts.pop()
 
     def _batches(self) -> Iterator[Batch]:
+        names, align = self._mixes.names, self.packer.packing.align
+        finish = partial(collated, sources=names, pad_id=self.pad_id, step=self._step, align=align)
         slots, lanes = self.packer.packing.sequence_length, dict(self._lanes)
         steps = RawSteps(self._mixes, self.topology, slots, self.metrics, self._data_step, lanes, self.skip_steps)
         if self.workers:
             how = (self.workers, self.start_method, self.prefetch, self.timeout)
-            yield from self._collated(worker_batches(steps, *how))
+            yield from finish(worker_batches(steps, *how))
         elif self.background:
             self._ahead = queue.Queue(self.prefetch)
-            yield from in_background(lambda: self._collated(steps.batches(Shard())), self._ahead)
+            yield from in_background(lambda: finish(steps.batches(Shard())), self._ahead)
         else:
-            yield from self._collated(steps.batches(Shard()))
-
-    def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
-        """Batches, numbered by optimizer steps; those that are skipped are not among them."""
-        step, skipped = self._step, dict[int, LaneState]()
-        for raw in raws:
-            if not raw.documents.packs:
-                skipped |= raw.documents.end.lanes
-                continue
-            step += 1
-            batch = collate(raw, self._mixes.names, self.pad_id, step, self.packer.packing.align)
-            if skipped:
-                batch, skipped = batch.behind(skipped), {}
-            del raw
-            yield batch
-            del batch
+            yield from finish(steps.batches(Shard()))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.

@@ -66,6 +66,8 @@ class Hanging(ListSource):
 class HangingText:
     """`tests.text.transforms.characters`, but it hangs on the row of text "hang"."""
 
+    version = 1
+
     def __init__(self, flag: Path, hang: Callable[[Path], None]) -> None:
         self.once = _Once(flag, hang)
 
