@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from streamsft.errors import CommError
 from streamsft.meeting import joined
 
 SIZE = 3
@@ -44,3 +45,9 @@ def test_a_rank_that_is_told_the_number_of_a_dead_process_is_told_again() -> Non
         zero = pool.submit(joined, store, 0, 2)
         store.wait(["start/1/1"])
         assert pool.submit(joined, store, 1, 2).result(60) == zero.result(60)
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    store = dist.HashStore()
+    with pytest.raises(CommError, match=r"ranks 1, 2 of 3 have not started within 0\.05 s"):
+        joined(store, 0, 3, timeout=0.05)
