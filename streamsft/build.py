@@ -225,6 +225,7 @@ def build(
         workers=config.loader.workers,
         start_method=config.loader.start_method,
         background=config.loader.background,
+        timeout=config.loader.timeout,
         lanes_per_step=config.loader.lanes_per_step,
         lane_groups=config.loader.lane_groups,
         balance=config.loader.balance,

@@ -94,7 +94,7 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
         ConfigError: they do not; the message has the values that do.
     """
     loader = config.loader
-    check_workers(loader.workers, loader.start_method)
+    check_workers(loader.workers, loader.start_method, timeout=loader.timeout)
     checked_stretches(config.train.skip_steps)
     _packing(config)
     owned = any(map(_is_owned, drawn_sources(config).values()))

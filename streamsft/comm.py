@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from streamsft import errors
 from streamsft.errors import CommError, StreamsftError
+from streamsft.meeting import joined
 from streamsft.threadcomm import ThreadComm
 from streamsft.types import Shard
 
@@ -137,12 +138,27 @@ def connect() -> Comm:
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            if torch.accelerator.is_available():
+            backend = None if torch.accelerator.is_available() else "gloo"
+            if backend is None:
                 torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
-                dist.init_process_group()
-            else:
-                dist.init_process_group("gloo")
+            dist.init_process_group(backend, **_store_of_this_start())
     return current()
+
+
+def _store_of_this_start() -> dict[str, Any]:
+    """What `init_process_group` is to be given: nothing, or a store of this start's own. Collective.
+
+    The agents of ``torchrun`` keep one store over all restarts of a job. What ranks that are dead wrote into it looks
+    like what the new ones are about to write: one would connect to an address where nobody is.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    start = joined(PrefixStore("streamsft", store), rank, size)
+    return {"store": PrefixStore(f"streamsft/{start}", store), "rank": rank, "world_size": size}
 
 
 def patient(comm: Comm, *, days: int = 7) -> Comm:

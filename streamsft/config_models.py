@@ -169,6 +169,9 @@ class LoaderConfig(Section):
     """Worker processes; 0 makes batches in the training process."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes start; by default the platform's way."""
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 300.0
+    """Seconds without a batch, and without a row read, after which a worker is taken to hang: it is named with what it
+    read last and killed, and its batch is made again by new workers. null waits for ever."""
     background: bool = True
     """With 0 workers: keep the next batches ready in a thread."""
     lanes_per_step: Positive | None = None

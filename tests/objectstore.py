@@ -60,12 +60,13 @@ class S3:
         self._server: Any = None
         self.gets: Counter[tuple[str, str]] = Counter()
         self.faults = Faults()
-        self._last = -1
         self.start()
 
     def start(self, port: int = 0) -> None:
-        """Listen, on the port that it had before if it is given."""
+        """Listen, on the port that it had before if it is given; it dies no more of itself."""
         from werkzeug.serving import WSGIRequestHandler, make_server
+
+        self._last = -1
 
         class Quiet(WSGIRequestHandler):
             def log_request(self, *args: Any, **kwargs: Any) -> None:

@@ -35,6 +35,7 @@ def test_every_script_with_figures_is_described() -> None:
 
 SHOWN_ELSEWHERE = {
     "survival",
+    "failures",
     "recount",
     "foresight",
     "loops",

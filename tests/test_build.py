@@ -94,11 +94,12 @@ def test_without_weights_rows_come_equally_often(tmp_path: Path) -> None:
 def test_the_batches_do_not_depend_on_cache_paths_workers_or_background(tmp_path: Path) -> None:
     first = built(small_config(tmp_path))
     moved = shutil.copytree(demo_files().folder, tmp_path / "moved")
-    config = small_config(tmp_path, cache=False, loader={"global_batch_size": 4, "background": False})
+    config = small_config(tmp_path, cache=False, loader={"global_batch_size": 4, "background": False, "timeout": 7})
     for source in config["mix"]["sources"].values():
         source["path"] = source["path"].replace(str(demo_files().folder), str(moved))
     second = built({**config, "tokenizer": str(moved / "tokenizer")})
     assert first.loader.fingerprint == second.loader.fingerprint
+    assert (first.loader.timeout, second.loader.timeout) == (300, 7)
     for _, one, other in zip(range(5), first.loader, second.loader, strict=False):
         assert one.rows == other.rows
         assert one.input_ids.equal(other.input_ids)

@@ -7,12 +7,15 @@ import json
 import multiprocessing
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -205,6 +208,32 @@ def test_storage_that_dies_ends_the_run_and_one_that_comes_back_goes_on(
     assert audit(tmp_path / "run") == expected
 
 
+def test_processes_forked_off_while_a_thread_reads_make_clients_of_their_own(address: str) -> None:
+    store = RowGroupStore.open(address, name="rows", options=ReadOptions(memory=1, prefetch=0))
+    reading, enough = threading.Event(), threading.Event()
+
+    def read() -> None:
+        while not enough.is_set():
+            for row in range(0, GROUPS * ROWS, ROWS):
+                store.read(np.array([row]))
+                reading.set()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    reading.wait(60)
+    context = multiprocessing.get_context("fork")
+    forks = [context.Process(target=_read_first, args=(address,)) for _ in range(3)]
+    _run_to_the_end(forks)
+    enough.set()
+    thread.join()
+    assert [process.exitcode for process in forks] == [0] * len(forks)
+
+
+def _read_first(address: str) -> None:
+    store = RowGroupStore.open(address, name="rows", options=ReadOptions(prefetch=0))
+    assert store.read(np.array([0]))[0][0][0] == 0
+
+
 def _train_on_ranks(run: dict[str, Any], folder: Path) -> list[str]:
     """Train on two ranks; what each failed with, "" for one that did not. A rank that hangs fails the test."""
     context = multiprocessing.get_context("fork")  # all is imported already
@@ -212,12 +241,20 @@ def _train_on_ranks(run: dict[str, Any], folder: Path) -> list[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [context.Process(target=_train_as, args=(rank, port, run, folder)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-        assert process.exitcode is not None, "a rank hangs"
+    _run_to_the_end(ranks)
     return [(folder / f"failure-{rank}").read_text() for rank in range(2)]
+
+
+def _run_to_the_end(started: Sequence[BaseProcess]) -> None:
+    try:
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(120)
+            assert process.exitcode is not None, "a process hangs"
+    finally:
+        for process in started:
+            process.kill()  # which would be waited for at the end of the tests
 
 
 def _train_as(rank: int, port: int, run: dict[str, Any], folder: Path) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, final
 from urllib.parse import urlsplit
 
 from streamsft.errors import StoreError
+from streamsft.sources.forkgate import GATE
 
 __all__ = ["Location", "Objects", "OpenObject", "is_address"]
 
@@ -110,8 +112,10 @@ class Objects:
             self._process = os.getpid()
             if forked and "fsspec.asyn" in sys.modules:
                 sys.modules["fsspec.asyn"].reset_lock()  # not valid in a process that was forked off
-            filesystem = None if self._pickled is None else pickle.loads(self._pickled)
-            self._client = _client(self._given[0], filesystem)
+            local = self._pickled is None and not is_address(self._given[0])
+            with nullcontext() if local else GATE.passing():
+                filesystem = None if self._pickled is None else pickle.loads(self._pickled)
+                self._client = _client(self._given[0], filesystem)
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,10 +165,15 @@ def _client(first: str, filesystem: Any) -> _Client:
     return _Fsspec(fsspec.core.url_to_fs(first)[0])
 
 
+_Passing = Callable[[], AbstractContextManager[None]]
+"""What an operation is made in."""
+
+
 @final
 class _Arrow:
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
+        self._passing: _Passing = nullcontext if filesystem.type_name == "local" else GATE.passing
 
     def path_of(self, place: str) -> str:
         if not is_address(place):
@@ -173,34 +182,36 @@ class _Arrow:
         return parts.path if self._filesystem.type_name == "local" else (parts.netloc + parts.path).rstrip("/")
 
     def is_file(self, path: str) -> bool:
-        return bool(self._filesystem.get_file_info(path).is_file)
+        with self._passing():
+            return bool(self._filesystem.get_file_info(path).is_file)
 
     def files(self, folder: str) -> list[str]:
         import pyarrow.fs as pafs
 
-        return [
-            info.path
-            for info in self._filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
-            if info.is_file
-        ]
+        with self._passing():
+            found = self._filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
+        return [info.path for info in found if info.is_file]
 
     def open(self, path: str) -> OpenObject:
-        file = self._filesystem.open_input_file(path)
-        tag = (file.metadata() or {}).get("ETag")
-        if tag is None:
-            return _ArrowObject(file, f"mtime {self._filesystem.get_file_info(path).mtime_ns}")
-        return _ArrowObject(file, tag.decode() if isinstance(tag, bytes) else str(tag))
+        with self._passing():
+            file = self._filesystem.open_input_file(path)
+            tag = (file.metadata() or {}).get("ETag")
+            if tag is None:
+                return _ArrowObject(file, f"mtime {self._filesystem.get_file_info(path).mtime_ns}", self._passing)
+        return _ArrowObject(file, tag.decode() if isinstance(tag, bytes) else str(tag), self._passing)
 
 
 @final
 class _ArrowObject:
-    def __init__(self, file: Any, version: str) -> None:
+    def __init__(self, file: Any, version: str, passing: _Passing) -> None:
         self._file = file
+        self._passing = passing
         self.size = int(file.size())
         self.version = version
 
     def read_at(self, offset: int, length: int) -> bytes:
-        data: bytes = self._file.read_at(length, offset)
+        with self._passing():
+            data: bytes = self._file.read_at(length, offset)
         return data
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -11,12 +13,17 @@ __all__ = ["in_background"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
+_LEAVE_S = 30.0  # longer than a batch takes; what waits for a disk or a network may never come back
+
 
 def in_background(start: Callable[[], Iterator[T]], ahead: int | queue.Queue[T | BaseException]) -> Iterator[T]:
     """Iterate over ``start()`` in a thread.
 
     The items and their order are those of the iterator. An exception is raised where its item would have
-    come. Closing the generator stops the thread.
+    come. Closing the generator stops the thread; one that does not stop within 30 s, which hangs in what it reads, is
+    left behind, so that a run that failed elsewhere can end.
 
     Args:
         start: makes the iterator, in the thread.
@@ -48,8 +55,12 @@ def in_background(start: Callable[[], Iterator[T]], ahead: int | queue.Queue[T |
             yield item
     finally:
         stopped.set()
+        end = time.monotonic() + _LEAVE_S
         while thread.is_alive():  # make room for an item that the thread is waiting to hand over
             try:
                 ready.get(timeout=0.01)
             except queue.Empty:
                 thread.join(timeout=0.01)
+            if time.monotonic() > end:
+                _log.warning("the thread that reads has not ended in %g s: what it reads hangs", _LEAVE_S)
+                break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from numbers import Integral
@@ -24,7 +24,7 @@ from streamsft.stream.materialize import RawBatch
 from streamsft.stream.records import BatchDocuments, Places
 from streamsft.types import Ints
 
-__all__ = ["IGNORE_INDEX", "Batch", "collate"]
+__all__ = ["IGNORE_INDEX", "Batch", "collate", "collated"]
 
 
 @final
@@ -237,6 +237,22 @@ def collate(raw: RawBatch, sources: Sequence[str], pad_id: int = 0, step: int | 
         documents=raw.documents,
         branch_ids=None if branch_ids is None else torch.from_numpy(branch_ids),
     )
+
+
+def collated(raws: Iterator[RawBatch], sources: Sequence[str], pad_id: int, step: int, align: int) -> Iterator[Batch]:
+    """Batches, numbered by optimizer steps behind `step`; those that are skipped are not among them. See `collate`."""
+    skipped: dict[int, LaneState] = {}
+    for raw in raws:
+        if not raw.documents.packs:
+            skipped |= raw.documents.end.lanes
+            continue
+        step += 1
+        batch = collate(raw, sources, pad_id, step, align)
+        if skipped:
+            batch, skipped = batch.behind(skipped), {}
+        del raw
+        yield batch
+        del batch
 
 
 def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:

@@ -134,7 +134,7 @@ class Feed:
 
     def _encoded(self, rows: list[RawRow]) -> Sequence[Encoded | Refused]:
         """What the source makes of rows, which may be of other feeds of it, too."""
-        note(self._source.name)
+        note(self._source.name, rows[0].number, len(rows))
         results = self._source.encode([row.value for row in rows])
         if len(results) != len(rows):
             raise DataError(
@@ -218,6 +218,7 @@ class Feed:
         refused: Counter[str] = Counter()
         rows = self._blocks.everything()
         while chunk := list(islice(rows, _SEARCHED)):
+            note(self._source.name, chunk[0].number, len(chunk))
             results = self._source.encode([row.value for row in chunk])
             for row, result in zip(chunk, results, strict=True):
                 reason = result.reason if isinstance(result, Refused) else self._refusal(row, result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 from streamsft.comm import Comm, agree, current, gather_json
@@ -12,12 +13,12 @@ from streamsft.metrics.metric import checked_metrics
 from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.balance import Balance
-from streamsft.stream.collate import Batch, collate
+from streamsft.stream.collate import Batch, collated
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.lanestate import LaneState
-from streamsft.stream.materialize import RawBatch
 from streamsft.stream.packer import Packer, check_packer
 from streamsft.stream.plan import Plan
+from streamsft.stream.rawsteps import RawSteps
 from streamsft.stream.reading import Valued
 from streamsft.stream.state import (
     STATE_VERSION,
@@ -34,7 +35,7 @@ from streamsft.stream.state import (
 from streamsft.stream.steps import Mixes
 from streamsft.stream.stretches import checked_stretches
 from streamsft.stream.topology import Topology
-from streamsft.stream.workers import RawSteps, StartMethod, check_picklable, check_workers, worker_batches
+from streamsft.stream.workers import StartMethod, check_picklable, check_workers, worker_batches
 from streamsft.types import Shard
 
 __all__ = ["Loader"]
@@ -61,6 +62,7 @@ class Loader:
         workers: processes that read tokens; 0 reads in this process.
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
+        timeout: seconds without a sign of a worker after which others take its place; None waits.
         prefetch: batches kept ready; with workers portions of up to four batches, per worker.
         lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. By default 1;
             with a source that streams or is read by row groups gcd(`global_batch_size`, 8): `dp.count` divides it.
@@ -86,6 +88,7 @@ class Loader:
         workers: int = 0,
         start_method: StartMethod | None = None,
         background: bool = True,
+        timeout: float | None = 300.0,
         prefetch: int = 2,
         lanes_per_step: int | None = None,
         lane_groups: int | None = None,
@@ -95,7 +98,7 @@ class Loader:
         balance: Balance = "none",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
-        check_workers(workers, start_method, prefetch)
+        check_workers(workers, start_method, prefetch, timeout)
         check_packer(packer)
         owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
@@ -105,7 +108,7 @@ class Loader:
         self.workers = workers
         self.start_method = start_method
         self.background = background
-        self.prefetch = prefetch
+        self.prefetch, self.timeout = prefetch, timeout
         self.metrics = checked_metrics(metrics, "Loader")
         self.pad_id = pad_id
         self.tokenizer = tokenizer
@@ -193,30 +196,18 @@ class Loader:
                 yield parts.pop()
 
     def _batches(self) -> Iterator[Batch]:
+        names, align = self._mixes.names, self.packer.packing.align
+        finish = partial(collated, sources=names, pad_id=self.pad_id, step=self._step, align=align)
         slots, lanes = self.packer.packing.sequence_length, dict(self._lanes)
         steps = RawSteps(self._mixes, self.topology, slots, self.metrics, self._data_step, lanes, self.skip_steps)
         if self.workers:
-            yield from self._collated(worker_batches(steps, self.workers, self.start_method, self.prefetch))
+            how = (self.workers, self.start_method, self.prefetch, self.timeout)
+            yield from finish(worker_batches(steps, *how))
         elif self.background:
             self._ahead = queue.Queue(self.prefetch)
-            yield from in_background(lambda: self._collated(steps.batches(Shard())), self._ahead)
+            yield from in_background(lambda: finish(steps.batches(Shard())), self._ahead)
         else:
-            yield from self._collated(steps.batches(Shard()))
-
-    def _collated(self, raws: Iterator[RawBatch]) -> Iterator[Batch]:
-        """Batches, numbered by optimizer steps; those that are skipped are not among them."""
-        step, skipped = self._step, dict[int, LaneState]()
-        for raw in raws:
-            if not raw.documents.packs:
-                skipped |= raw.documents.end.lanes
-                continue
-            step += 1
-            batch = collate(raw, self._mixes.names, self.pad_id, step, self.packer.packing.align)
-            if skipped:
-                batch, skipped = batch.behind(skipped), {}
-            del raw
-            yield batch
-            del batch
+            yield from finish(steps.batches(Shard()))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands behind the last batch that was consumed: a small JSON object.
@@ -283,8 +274,7 @@ class Loader:
         else:
             check_state(state, _FIELDS, self.fingerprint, _OPTIONAL)
         lanes = checked_lanes(state, self.topology.lanes)
-        step = checked_step(state)
-        edits = checked_edits(state)
+        step, edits = checked_step(state), checked_edits(state)
         mixes = Mixes(self._plan, old)
         if edited:
             lanes = begun_before_edit(lanes)

@@ -2,155 +2,98 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, final
+from itertools import cycle
+from typing import Any, Literal
 
-from torch.utils.data import IterableDataset
+from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streamsft.comm import worker_shard
-from streamsft.errors import ConfigError, DataError, StreamsftError
-from streamsft.sources.lastread import LastRead, note
-from streamsft.stream.iocounts import IoCounts
-from streamsft.stream.lanestate import LaneState
-from streamsft.stream.materialize import RawBatch, error_to_buffers, materialize
-from streamsft.stream.reading import Valued
-from streamsft.stream.shipping import Buffers, in_turn, portions, widen
-from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
-from streamsft.stream.topology import Topology
+from streamsft.errors import ConfigError, DataError
+from streamsft.sources.lastread import LastRead, Where
+from streamsft.stream.materialize import RawBatch
+from streamsft.stream.rawsteps import RawSteps
+from streamsft.stream.shipping import in_turn, widen
+from streamsft.stream.watch import HangError, Processes, Watch
 from streamsft.text.streaming import check_portable
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Shard
 
-__all__ = ["RawSteps", "StartMethod", "check_picklable", "check_workers", "worker_batches"]
+__all__ = ["StartMethod", "check_picklable", "check_workers", "worker_batches"]
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
-_READ_TOGETHER = 1024  # documents of several steps, which spares what is done once for them
+_log = logging.getLogger(__name__)
 
-
-@final
-class RawSteps(IterableDataset[bytes]):
-    """The steps of one rank from a given state on; endless.
-
-    Args:
-        mixes: what is drawn.
-        topology: how steps are made of it.
-        slots: the sequence length.
-        metrics: user metrics, evaluated on each document.
-        step: steps that lie behind.
-        lanes: state of the lanes.
-        skip: first and last step of stretches that are left out.
-    """
-
-    def __init__(
-        self,
-        mixes: Mixes,
-        topology: Topology,
-        slots: int,
-        metrics: Sequence[Valued],
-        step: int,
-        lanes: Mapping[int, LaneState],
-        skip: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        super().__init__()
-        self.last_read: LastRead | None = None
-        self.mixes = mixes
-        self.topology = topology
-        self.slots = slots
-        self.metrics = metrics
-        self.step = step
-        self.lanes = lanes
-        self.skip = skip
-
-    def batches(self, shard: Shard) -> Iterator[RawBatch]:
-        """Every `shard.count`-th step, beginning with the one at `shard.index`; those to skip without packs."""
-        planner = StepPlanner(self.mixes, self.topology, self.step, self.lanes)
-        names = self.mixes.names
-        io = IoCounts(self.mixes.leaves)
-        packing = self.mixes.plan.packing
-        align = 1 if packing is None else packing.align
-
-        def read(number: int, stored: Ints) -> tuple[Sequence[Int32s], Sequence[Bools]]:
-            note(names[number])
-            return planner.read(number, stored)
-
-        def read_ids(number: int, stored: Ints) -> Sequence[IdBuffer]:
-            note(names[number])
-            return planner.read_ids(number, stored)
-
-        together: list[StepPlan] = []
-        documents, enough = 0, 1  # the first step alone, for it is waited for
-        for step in self._planned(planner, shard):
-            skipped = bool(self.skip) and any(first <= step.step <= last for first, last in self.skip)
-            if not skipped:
-                together.append(step)
-                documents += sum(stretch.size for stretch in step.stretches)
-            if skipped or self.mixes.owned or documents >= enough:
-                if together:
-                    planner.announce(new=True)
-                made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics, align)
-                for at, raw in enumerate(made):
-                    if not at:  # all of them have been read
-                        planner.announce()
-                        raw = raw.counting(io.since())
-                    yield raw
-                enough = min(2 * documents, _READ_TOGETHER)
-                together, documents = [], 0
-            if skipped:
-                yield RawBatch.skipped(step)
-
-    def _planned(self, planner: StepPlanner, shard: Shard) -> Iterator[StepPlan]:
-        """The steps of `batches`, planned."""
-        while True:
-            for turn in range(shard.count):
-                if turn == shard.index:
-                    yield planner.next()
-                elif self.topology.lane_groups % shard.count:
-                    planner.next()
-                else:  # the other workers' steps draw from other lanes
-                    planner.skip()
-
-    def __iter__(self) -> Iterator[bytes]:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
-        shard = worker_shard(Shard())
-        if self.last_read is not None:
-            self.last_read.begin(shard.index)
-        yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)
-
-    def _buffers(self, shard: Shard) -> Iterator[Buffers]:
-        try:
-            for raw in self.batches(shard):
-                yield raw.to_buffers()
-        except StreamsftError as error:
-            yield error_to_buffers(error)
+_REPLACED = 3  # times in a row that workers are started anew with no batch between
 
 
 def worker_batches(
-    steps: RawSteps, workers: int, start_method: StartMethod | None, prefetch: int
+    steps: RawSteps,
+    workers: int,
+    start_method: StartMethod | None,
+    prefetch: int,
+    timeout: float | None = None,
 ) -> Iterator[RawBatch]:
     """The batches of `steps` in order, made by `workers` processes.
 
-    `RawSteps` deals steps to the workers in turn, worker 0 first.
+    `RawSteps` deals steps to the workers in turn, worker 0 first. When the one that is waited for hangs, all are
+    killed, and others go on behind the last batch that was given out: a step is a function of the state before it.
 
     Args:
         steps: what to make.
         workers: number of processes.
         start_method: how they are started; None is Python's default on this system.
         prefetch: messages that each worker keeps ready, of a few batches each.
+        timeout: seconds without a message, and without anything read, after which a worker hangs; None waits.
 
     Raises:
         StreamsftError: what a worker raised, where its batch would have come.
         ConfigError: a source cannot be sent to a process; names it.
-        DataError: a worker died; says which, and what it read last.
+        DataError: a worker died, or one hung again and again; says which, and what it read last.
     """
-    steps.last_read = last_read = LastRead(steps.mixes.names, workers)
+    step, lanes, hung = steps.step, dict(steps.lanes), 0
+    while True:
+        last_read = LastRead(steps.mixes.names, workers)
+        try:
+            for raw in _made(steps.behind(step, lanes, last_read), workers, start_method, prefetch, timeout):
+                hung, step = 0, raw.documents.end.step
+                lanes |= raw.documents.end.lanes
+                yield raw
+            return
+        except HangError as hangs:
+            hung += 1
+            told = _told(hangs.worker, last_read, steps.where, timeout)
+            if hung > _REPLACED:
+                raise DataError(
+                    f"{told}; so did those that took its place, {_REPLACED} times. Look at what reading there waits "
+                    "for, or raise loader.timeout, then start the same command again to go on from the last checkpoint"
+                ) from None
+            _log.warning("%s. Its batch is made again, by other workers", told)
+
+
+def _told(worker: int | None, last_read: LastRead, where: Where, timeout: float | None) -> str:
+    if worker is None:
+        return "the loader's workers have not started within loader.timeout and 300 s"
+    return f"a loader worker hangs: {last_read.told(worker, where)}, then nothing for {timeout:g} s (loader.timeout)"
+
+
+def _made(
+    steps: RawSteps, workers: int, start_method: StartMethod | None, prefetch: int, timeout: float | None
+) -> Iterator[RawBatch]:
+    """The batches that one set of workers makes.
+
+    Raises:
+        HangError: the worker that is waited for.
+    """
+    assert steps.last_read is not None
+    processes = Processes(start_method)
     with warnings.catch_warnings():
         # torchdata 0.11 calls what newer releases of torch deprecate
         warnings.filterwarnings("ignore", message=".*set_vital.*")
@@ -159,37 +102,62 @@ def worker_batches(
             batch_size=None,
             num_workers=workers,
             prefetch_factor=prefetch,
-            multiprocessing_context=start_method,
+            multiprocessing_context=processes.context,
             snapshot_every_n_steps=None,
         )
     try:
-        with _own_child_handler():
-            batches = iter(loader)
+        with Watch(timeout, processes, steps.last_read) as watch:
+            for data in in_turn(_received(_started(loader, steps, watch), steps, workers, watch), workers):
+                yield RawBatch.from_bytes(data, steps.mixes)
+    finally:
+        del loader  # so workers end by themselves, save those that hang
+        processes.kill()
+
+
+def _started(loader: StatefulDataLoader[bytes], steps: RawSteps, watch: Watch) -> Iterator[bytes]:
+    try:
+        with _own_child_handler(), watch.waiting(None):
+            batches: Iterator[bytes] = iter(loader)
     except _PICKLING:
         for leaf in steps.mixes.leaves:
             if leaf.streams:
                 check_portable(leaf.streamed)
         check_picklable("source", {leaf.name: leaf.source for leaf in steps.mixes.leaves})
         raise
+    _unknown_to_torch(batches)
     widen(batches)
-    for data in in_turn(_received(batches, last_read), workers):
-        yield RawBatch.from_bytes(data, steps.mixes)
+    return batches
 
 
-def _received(messages: Iterator[bytes], last_read: LastRead) -> Iterator[bytes]:
-    """What the workers send, until they have all ended."""
-    while True:
+def _unknown_to_torch(batches: Any) -> None:
+    """Let torch's handler of SIGCHLD, which another loader of this process may have set, not raise for these workers.
+
+    Who waits for one that is dead is told anyway, within five seconds.
+    """
+    if getattr(batches, "_worker_pids_set", False):
+        forget: Any = signal_handling
+        forget._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+
+
+def _received(messages: Iterator[bytes], steps: RawSteps, workers: int, watch: Watch) -> Iterator[bytes]:
+    """What the workers send in turn, until they have all ended."""
+    assert steps.last_read is not None
+    for worker in cycle(range(workers)):
         try:
-            yield next(messages)
-        except StopIteration:
-            return
+            with watch.waiting(worker):
+                message = next(messages, None)
         except RuntimeError as error:
             if "DataLoader worker (pid" not in str(error):  # what a worker raised says "worker process"
                 raise
             raise DataError(
-                f"a loader worker died: {last_read.dead(str(error))} ({error}). Often the system stopped it for want "
-                "of memory: lower loader.workers, then start the same command again to go on from the last checkpoint"
+                f"a loader worker died: {steps.last_read.dead(str(error), steps.where)} ({error}). Often the system "
+                "stopped it for want of memory: lower loader.workers, then start the same command again to go on from "
+                "the last checkpoint"
             ) from error
+        if message is None:
+            return
+        yield message
 
 
 @contextmanager
@@ -228,12 +196,15 @@ def check_picklable(what: str, values: Mapping[str, Any]) -> None:
             ) from error
 
 
-def check_workers(workers: int, start_method: str | None, prefetch: int = 1) -> None:
+def check_workers(workers: int, start_method: str | None, prefetch: int = 1, timeout: float | None = None) -> None:
     """Refuse settings that no worker could be started with.
 
     Raises:
-        ConfigError: `workers` is negative, `start_method` is unknown on this system, or `prefetch` below 1.
+        ConfigError: `workers` is negative, `start_method` is unknown on this system, `prefetch` below 1, or `timeout`
+            no positive number.
     """
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise ConfigError(f"loader.timeout: {timeout!r} is not a number of seconds > 0")
     if not isinstance(prefetch, int) or prefetch < 1:
         raise ConfigError(f"loader.prefetch: {prefetch!r} is not a number of batches >= 1")
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:

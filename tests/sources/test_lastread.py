@@ -44,3 +44,22 @@ def test_nothing_is_kept_outside_of_workers(monkeypatch: pytest.MonkeyPatch) -> 
     last.begin(1)
     note("b")
     assert last.dead(f"DataLoader worker (pid {os.getpid()})") == f"worker 1 (pid {os.getpid()}) read source 'b'"
+
+
+def test_rows_are_told_where_they_are_known_and_each_note_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lastread, "_noted", None)
+    last = LastRead(["a", "b"], 2)
+    last.begin(1)
+    told = []
+    for source, row, rows in [("a", 7, 3), ("a", -1, 1), ("b", -1, 1), ("b", 0, 1), ("a", 4, 2)]:
+        note(source, row, rows)
+        text = last.told(1, lambda number, row: f"file {number}:{row}")
+        told.append(text.removeprefix(f"worker 1 (pid {os.getpid()}) read "))
+    assert told == [
+        "source 'a' (file 0:7 and 2 more rows)",
+        "source 'a' (file 0:7 and 2 more rows)",
+        "source 'b'",
+        "source 'b' (file 1:0)",
+        "source 'a' (file 0:4 and 1 more row)",
+    ]
+    assert [last.count(worker) for worker in range(2)] == [0, 5]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import DataError
+from streamsft.stream import background
 from streamsft.stream.background import in_background
 
 
@@ -31,6 +32,25 @@ def test_closing_stops_the_thread(taken: int) -> None:
     assert _threads() == before + 1
     endless.close()  # type: ignore[attr-defined]
     assert _threads() == before
+
+
+def test_thread_that_hangs_is_left_behind_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "_LEAVE_S", 0.02)
+    before, answered = _threads(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        answered.wait()  # as a read does of a file system that hangs
+        yield 1
+
+    stream = in_background(items, 2)
+    assert next(stream) == 0
+    stream.close()  # type: ignore[attr-defined]
+    assert _threads() == before + 1
+    assert "has not ended in 0.02 s" in caplog.text
+    answered.set()
 
 
 def test_no_thread_before_the_first_item() -> None:

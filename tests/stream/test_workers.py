@@ -18,9 +18,9 @@ from streamsft.metrics.reducers import Mean
 from streamsft.stream.loader import Loader
 from streamsft.stream.materialize import RawBatch, error_to_buffers
 from streamsft.stream.packer import Packer
+from streamsft.stream.rawsteps import RawSteps
 from streamsft.stream.steps import Mixes
 from streamsft.stream.topology import Topology
-from streamsft.stream.workers import RawSteps
 from streamsft.types import Sample, Shard
 from tests import laws
 from tests.fakes import ListSource, source

@@ -1,0 +1,60 @@
+"""Forks and operations on storage wait for each other; a process forked off in the middle of one is told so."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from streamsft.errors import StoreError
+from streamsft.sources.forkgate import ForkGate
+from tests import processes
+
+
+def _forked(function: Callable[[], bool]) -> bool:
+    """What `function` returns in a process that is forked off here."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if function() else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _passes(gate: ForkGate) -> bool:
+    try:
+        with gate.passing():
+            return True
+    except StoreError as error:
+        return "loader.start_method: spawn" not in str(error)
+
+
+def fork_in_the_middle(longest: float) -> None:
+    """Fork while a thread is in an operation, which it ends when a fork begins if those wait; the child says how."""
+    gate = ForkGate(longest)
+    gate.watch_forks()
+    begun, forking, forked = (threading.Event() for _ in range(3))
+    os.register_at_fork(before=forking.set)  # called before the gate's own
+    done: list[bool] = []
+
+    def operation() -> None:
+        with gate.passing():
+            begun.set()
+            (forking if longest else forked).wait()
+            done.append(True)
+
+    thread = threading.Thread(target=operation)
+    thread.start()
+    begun.wait()
+    passed = _forked(lambda: _passes(gate) and bool(done))
+    forked.set()
+    thread.join()
+    assert passed == (longest > 0)
+    assert _passes(gate)
+    assert _forked(lambda: _passes(gate) and bool(done))
+
+
+@pytest.mark.parametrize("longest", [300.0, 0.0])
+def test_fork_waits_for_an_operation_and_a_process_whose_fork_did_not_is_told(longest: float) -> None:
+    ended = processes.run(fork_in_the_middle, longest)
+    assert ended.returncode == 0, ended.stderr
