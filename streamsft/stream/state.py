@@ -120,7 +120,7 @@ def differing(theirs: Any, ours: Any) -> list[Difference]:
 
 def differences(theirs: Any, ours: Any) -> list[str]:
     """One line per key on which two fingerprints differ, with both values; empty where they agree."""
-    return [difference.line() for difference in differing(theirs, ours)]
+    return [] if theirs == ours else [difference.line() for difference in differing(theirs, ours)]
 
 
 def _flattened(value: Any) -> dict[tuple[str, str], Any]:
@@ -290,8 +290,7 @@ def merged(parts: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
     for rank, part in enumerate(parts):
         if part["step"] != first["step"]:
             raise StateError(f"rank {rank} stands at step {part['step']}, rank 0 at {first['step']}")
-        same = part["fingerprint"] == first["fingerprint"]  # which is soon seen, however many ranks and sources
-        if not same and (found := differences(part["fingerprint"], first["fingerprint"])):
+        if found := differences(part["fingerprint"], first["fingerprint"]):
             raise StateError(f"rank {rank} reads another stream than rank 0:\n  " + "\n  ".join(found))
         for number, lane in part["lanes"].items():
             if lanes.setdefault(number, lane) != lane:
