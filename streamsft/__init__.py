@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Config as Config,
         load_config as load_config,
     )
+    from streamsft.engine import Engine as Engine
     from streamsft.errors import (
         CommError as CommError,
         ConfigError as ConfigError,
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
         shuffled as shuffled,
     )
     from streamsft.order.permutation import permute as permute
+    from streamsft.ray_engine import RayEngine as RayEngine
     from streamsft.sources.base import Source as Source
     from streamsft.sources.concat import ConcatStore as ConcatStore
     from streamsft.sources.grouprows import ReadOptions as ReadOptions
@@ -127,6 +129,7 @@ if TYPE_CHECKING:
     )
     from streamsft.text.holdout import HoldOut as HoldOut
     from streamsft.text.plain import TextTokenizer as TextTokenizer
+    from streamsft.text.workers import LocalEngine as LocalEngine
     from streamsft.training.evaluating import evaluate as evaluate
     from streamsft.training.preference import answer_log_probs as answer_log_probs
     from streamsft.training.settings import TrainResult as TrainResult
@@ -155,6 +158,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.commands.train": ("train",),
     "streamsft.commands.validate": ("validate",),
     "streamsft.config": ("Config", "load_config"),
+    "streamsft.engine": ("Engine",),
     "streamsft.errors": (
         "CommError",
         "ConfigError",
@@ -185,6 +189,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.metrics.wandb_sink": ("WandbSink",),
     "streamsft.order.keys": ("derive_key", "hash64", "shuffled"),
     "streamsft.order.permutation": ("permute",),
+    "streamsft.ray_engine": ("RayEngine",),
     "streamsft.sources.base": ("Source",),
     "streamsft.sources.concat": ("ConcatStore",),
     "streamsft.sources.grouprows": ("ReadOptions",),
@@ -209,6 +214,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.text.conversation": ("Conversation", "RowRejected"),
     "streamsft.text.holdout": ("HoldOut",),
     "streamsft.text.plain": ("TextTokenizer",),
+    "streamsft.text.workers": ("LocalEngine",),
     "streamsft.training.evaluating": ("evaluate",),
     "streamsft.training.preference": ("answer_log_probs",),
     "streamsft.training.settings": ("TrainResult",),

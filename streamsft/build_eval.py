@@ -10,6 +10,7 @@ from streamsft.build_stores import Tokens
 from streamsft.config import Config, EvalSetConfig, SourceConfig
 from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
+from streamsft.engine import Engine
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.evaluation import EvalLoader
 from streamsft.training.evaluating import Evaluation
@@ -46,7 +47,7 @@ def build_eval_stores(
     encoders: Encoders,
     *,
     transforms: Transforms | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     progress: bool = False,
     verify: bool = False,
 ) -> dict[str, Tokens]:
@@ -58,7 +59,7 @@ def build_eval_stores(
         config: the config.
         encoders: its tokenizer.
         transforms: functions for the sources of the mix that rows are held out of.
-        processes: processes that tokenize.
+        engine: where to tokenize; by default in processes of this machine.
         progress: draw bars on standard error.
         verify: read stores whole and compare their checksums.
 
@@ -74,16 +75,14 @@ def build_eval_stores(
                 config,
                 encoders,
                 transforms=transforms,
-                processes=processes,
+                engine=engine,
                 progress=progress,
                 verify=verify,
             )
             continue
         place = f"eval.sets.{name}"
         with naming(place):
-            made = build_source(
-                place, own[place], config, encoders, processes=processes, progress=progress, verify=verify
-            )
+            made = build_source(place, own[place], config, encoders, engine=engine, progress=progress, verify=verify)
         assert not isinstance(made, StreamingSource)
         stores[name] = made
     return stores

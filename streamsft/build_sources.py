@@ -12,6 +12,7 @@ from streamsft.build_stores import Tokens, check_tokens, holds_tokens, open_toke
 from streamsft.config import Config, GroupConfig, SourceConfig
 from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
+from streamsft.engine import Engine
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
@@ -90,7 +91,7 @@ def build_source(
     encoders: Encoders,
     *,
     transform: Transform | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     progress: bool = False,
     verify: bool = False,
 ) -> BuiltSource:
@@ -106,7 +107,7 @@ def build_source(
         raise ConfigError(f"source {name}: extras: its rows are text; extras are columns of rows that are tokens")
     if source.streaming:
         return _streamed(name, source, encoders, transform)
-    return _tokenized(name, source, config, encoders, transform, processes=processes, progress=progress, verify=verify)
+    return _tokenized(name, source, config, encoders, transform, engine=engine, progress=progress, verify=verify)
 
 
 def build_held_out(
@@ -115,7 +116,7 @@ def build_held_out(
     encoders: Encoders,
     *,
     transforms: Transforms | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     progress: bool = False,
     verify: bool = False,
 ) -> TokenStore:
@@ -141,7 +142,7 @@ def build_held_out(
         if source.streaming:
             return _streamed(name, source, encoders, transform).held_out()
         return _tokenized(
-            name, source, config, encoders, transform, held=True, processes=processes, progress=progress, verify=verify
+            name, source, config, encoders, transform, held=True, engine=engine, progress=progress, verify=verify
         )
 
 
@@ -153,7 +154,7 @@ def _tokenized(
     transform: Transform | None,
     *,
     held: bool = False,
-    processes: int | None,
+    engine: Engine | None,
     progress: bool,
     verify: bool,
 ) -> TokenStore:
@@ -166,7 +167,7 @@ def _tokenized(
         format=source.format,
         columns=source.columns,
         cache_dir=cache_dir(config),
-        processes=processes,
+        engine=engine,
         on_bad_row=source.on_bad_row,
         holdout=source.holdout,
         held=held,
@@ -217,7 +218,7 @@ def build_sources(
     encoders: Encoders,
     *,
     transforms: Transforms | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     progress: bool = False,
     verify: bool = False,
 ) -> dict[str, BuiltSource]:
@@ -239,7 +240,7 @@ def build_sources(
                 config,
                 encoders,
                 transform=transforms.get(name),
-                processes=processes,
+                engine=engine,
                 progress=progress,
                 verify=verify,
             )

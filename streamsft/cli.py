@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from streamsft import cli_ahead, cli_stores
-from streamsft.cli_options import KEPT, ConfigFile, Debug, Json, Overrides, Processes, Verify
+from streamsft.cli_options import KEPT, Address, ConfigFile, Debug, EngineName, Json, Overrides, Processes, Verify
 from streamsft.cli_running import Outcome, running, tell_misused
 
 __all__ = ["app"]
@@ -113,32 +113,33 @@ def validate(
 
 
 @app.command()
-@running(f"stopped; {KEPT}: the same command goes on with the others")
+@running(f"stopped; {KEPT}: the same command goes on behind it")
 def tokenize(
     config: ConfigFile,
     overrides: Overrides = None,
     *,
     processes: Processes = None,
+    engine: EngineName = "local",
+    address: Address = None,
     verify: Verify = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Outcome:
     """Tokenize all sources of a config into the cache.
 
-    Says per source how many rows and tokens there are, what was rejected and why, and where the store lies.
+    Says per source how many rows and tokens there are, what was rejected and why, and where the store lies. A call
+    that was stopped is gone on with: what it has published is not tokenized again. On a Ray cluster with
+    `--engine ray` the stores are the same.
     """
     from streamsft.commands.console import make_console
+    from streamsft.commands.engines import opened_engine
     from streamsft.commands.jsonviews import stores_view
     from streamsft.commands.tokenize import tokenize
 
-    stores = tokenize(
-        config,
-        overrides=overrides or (),
-        processes=processes,
-        verify=verify,
-        console=make_console(stderr=as_json),
-    )
-    return Outcome({"command": "tokenize", "ok": True, **stores_view(stores)})
+    console = make_console(stderr=as_json)
+    with opened_engine(engine, address=address, processes=processes) as working:
+        stores = tokenize(config, overrides=overrides or (), engine=working, verify=verify, console=console)
+    return Outcome({"command": "tokenize", "ok": True, **stores_view(stores, working.done)})
 
 
 @app.command()

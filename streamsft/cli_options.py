@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["KEPT", "ConfigFile", "Debug", "Json", "Overrides", "Processes", "Verify"]
+__all__ = ["KEPT", "Address", "ConfigFile", "Debug", "EngineName", "Json", "Overrides", "Processes", "Verify"]
 
-KEPT = "nothing half-written is left, and sources that were tokenized whole are kept in the cache"
+KEPT = "nothing half-written is left, and what was tokenized is kept in the cache"
 
 
 def _keys(incomplete: str) -> list[str]:
@@ -35,5 +35,20 @@ Json = Annotated[
 Verify = Annotated[bool, typer.Option("--verify", help="Read token stores whole and compare their checksums.")]
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", "-j", metavar="N", min=1, help="Processes that tokenize; by default one per core."),
+    typer.Option(
+        "--processes",
+        "-j",
+        metavar="N",
+        min=1,
+        help="Processes that tokenize, or Ray workers; by default one per core.",
+    ),
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", metavar="local|ray", help="Where the work is done: on this machine, or by Ray.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT|auto", help="A running Ray cluster; by default one is started on this machine."
+    ),
 ]

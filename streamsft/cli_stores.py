@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from streamsft.cli_options import Debug, Json, Verify
+from streamsft.cli_options import Address, Debug, EngineName, Json, Verify
 from streamsft.cli_running import Outcome, running
 
 __all__ = ["register"]
@@ -33,20 +33,37 @@ def inspect(
     *,
     extras: Extras = None,
     verify: Verify = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes", "-j", metavar="N", min=1, help="Processes that read; by default one, or by Ray all."
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Outcome:
     """Show what a token store holds.
 
     Rows, tokens, the supervised share, lengths, files, row groups and the fingerprint. With --verify every row is
-    read and checked again.
+    read and checked again, with --engine ray by the workers of a Ray cluster.
     """
     from streamsft.commands.console import make_console
     from streamsft.commands.inspect import inspect
 
     paths = store if len(store) > 1 else store[0]
     progress = sys.stderr.isatty()
-    report = inspect(paths, extras=extras or (), verify=verify, progress=progress, console=make_console(stderr=as_json))
+    report = inspect(
+        paths,
+        extras=extras or (),
+        verify=verify,
+        progress=progress,
+        engine=engine,
+        address=address,
+        processes=processes,
+        console=make_console(stderr=as_json),
+    )
     return Outcome({"command": "inspect", "ok": True, **report.to_json()})
 
 

@@ -9,6 +9,7 @@ from streamsft.config import ConfigLike, load_config
 from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.sources.store import TokenStore
+from streamsft.text.workers import LocalEngine
 
 __all__ = ["held_out"]
 
@@ -36,4 +37,5 @@ def held_out(
         StreamsftError: the source, the tokenizer or a transform cannot be used, or none of the held rows can.
     """
     config = load_config(config, overrides, without_tokenizer=transforms or ())
-    return build_held_out(name, config, Encoders(config), transforms=transforms, processes=processes)
+    engine = LocalEngine(processes)
+    return build_held_out(name, config, Encoders(config), transforms=transforms, engine=engine)

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from streamsft.commands.console import make_console
+from streamsft.commands.engines import opened_engine
+from streamsft.engine import Engine
 from streamsft.sources.footers import versions
 from streamsft.sources.grouprows import ReadOptions
 from streamsft.sources.objects import Objects, is_address
@@ -121,6 +123,9 @@ def inspect(
     extras: Sequence[str] = (),
     verify: bool = False,
     progress: bool | Progress = False,
+    engine: Engine | str = "local",
+    address: str | None = None,
+    processes: int | None = None,
     console: Console | None = None,
 ) -> StoreReport:
     """Print what a token store holds. One that others wrote is checked whole when it is opened for the first time.
@@ -131,6 +136,9 @@ def inspect(
         extras: further columns that are to travel with the rows.
         verify: read everything again, check every row, and compare it with what was written or found before.
         progress: True draws a bar on standard error; a function is called with (done, total) bytes instead.
+        engine: ``local`` reads in this process, ``ray`` on a Ray cluster; or an `Engine`.
+        address: of a running Ray cluster; by default one is started on this machine.
+        processes: how many read; by default this one alone, and with Ray one per core of the cluster.
         console: where to print; standard output by default.
 
     Returns:
@@ -139,21 +147,27 @@ def inspect(
     Raises:
         StoreError: there is no store, or it cannot be used; names file, row and what to do.
     """
-    opened: TokenStore | RowGroupStore
-    if any(map(is_address, [store] if isinstance(store, str | os.PathLike) else store)):
-        total = sum(file.size for file in versions(Objects(store), ReadOptions().deadline))
-        with reporting(progress, "rows", total, "checking") as advance:
-            opened = RowGroupStore.open(store, extras=extras, verify=verify, advance=advance)
-    else:
-        total = sum(file.size for file in find_store_files(store).files)
-        with reporting(progress, "rows", total, "checking") as advance:
-            opened = TokenStore.open(store, extras=extras, verify=verify, advance=advance)
+    alone = engine == "local" and processes in (None, 1)
+    with opened_engine(engine, address=address, processes=processes) as working:
+        opened = _opened(store, extras, verify, progress, None if alone else working)
     report = StoreReport.of(opened)
     console = console or make_console()
     print_report(console, report)
     if verify:
         console.print("all rows were read and checked", markup=False, highlight=False)
     return report
+
+
+def _opened(
+    store: Paths, extras: Sequence[str], verify: bool, progress: bool | Progress, engine: Engine | None
+) -> TokenStore | RowGroupStore:
+    if any(map(is_address, [store] if isinstance(store, str | os.PathLike) else store)):
+        total = sum(file.size for file in versions(Objects(store), ReadOptions().deadline))
+        with reporting(progress, "rows", total, "checking") as advance:
+            return RowGroupStore.open(store, extras=extras, verify=verify, advance=advance, engine=engine)
+    total = sum(file.size for file in find_store_files(store).files)
+    with reporting(progress, "rows", total, "checking") as advance:
+        return TokenStore.open(store, extras=extras, verify=verify, advance=advance, engine=engine)
 
 
 def print_report(console: Console, report: StoreReport) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from streamsft.build_sources import drawn_sources
 from streamsft.commands.preview import Survey
 from streamsft.config import Config
+from streamsft.engine import Done
 from streamsft.sources.store import TokenStore
 from streamsft.text.rejections import REJECTED_FILE
 from streamsft.text.summary import SourceSummary
@@ -27,12 +28,12 @@ def validate_view(config: Config) -> dict[str, Any]:
     return {"sources": sources, "config": config.model_dump(mode="json")}
 
 
-def stores_view(stores: Mapping[str, TokenStore]) -> dict[str, Any]:
-    """Tokenized sources, by name."""
-    return {"sources": {name: _store(store) for name, store in stores.items()}}
+def stores_view(stores: Mapping[str, TokenStore], done: Mapping[str, Done]) -> dict[str, Any]:
+    """Tokenized sources, by name, with what of each was not tokenized by this call."""
+    return {"sources": {name: _store(store, done.get(name, Done())) for name, store in stores.items()}}
 
 
-def _store(store: TokenStore) -> dict[str, Any]:
+def _store(store: TokenStore, done: Done) -> dict[str, Any]:
     summary = asdict(SourceSummary.of(store))
     del summary["name"]
     rejected = None if store.path is None else Path(store.path) / REJECTED_FILE
@@ -41,6 +42,7 @@ def _store(store: TokenStore) -> dict[str, Any]:
         "supervised": store.manifest.supervised,
         "path": store.path,
         "rejected_file": rejected if rejected is not None and rejected.exists() else None,
+        "not_tokenized_again": asdict(done),
     }
 
 

@@ -16,6 +16,7 @@ from streamsft.build_stores import Tokens
 from streamsft.comm import Comm, agreeing, patient
 from streamsft.config import Config
 from streamsft.encoders import Encoders
+from streamsft.engine import Engine
 from streamsft.sources.store import TokenStore
 from streamsft.sources.streaming import StreamingSource
 from streamsft.text.rejections import REJECTED_FILE
@@ -33,7 +34,7 @@ def prepare_sources(
     comm: Comm,
     *,
     transforms: Transforms | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     verify: bool = False,
 ) -> Sources:
     """All drawn sources, as stores or ready to be streamed; collective.
@@ -44,7 +45,7 @@ def prepare_sources(
     Raises:
         StreamsftError: on all ranks, if a source cannot be used on one of them.
     """
-    return _one_after_another(build_sources, config, encoders, comm, transforms, processes, verify=verify)
+    return _one_after_another(build_sources, config, encoders, comm, transforms, engine, verify=verify)
 
 
 def prepare_eval_stores(
@@ -53,7 +54,7 @@ def prepare_eval_stores(
     comm: Comm,
     *,
     transforms: Transforms | None = None,
-    processes: int | None = None,
+    engine: Engine | None = None,
     verify: bool = False,
 ) -> dict[str, Tokens]:
     """The rows of the sets that `config` evaluates, by name of the set; collective, as `prepare_sources`.
@@ -63,7 +64,7 @@ def prepare_eval_stores(
     """
     if config.eval is None or not config.eval.sets:
         return {}
-    return _one_after_another(build_eval_stores, config, encoders, comm, transforms, processes, verify=verify)
+    return _one_after_another(build_eval_stores, config, encoders, comm, transforms, engine, verify=verify)
 
 
 def _one_after_another(
@@ -72,14 +73,14 @@ def _one_after_another(
     encoders: Encoders,
     comm: Comm,
     transforms: Transforms | None,
-    processes: int | None,
+    engine: Engine | None,
     *,
     verify: bool,
 ) -> Made:
     """What `build` makes, on one rank of each machine, which also verifies it, before it is made on the others."""
     first = not config.cache or int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
     make = partial(
-        build, config, encoders, transforms=transforms, processes=processes, progress=comm.rank == 0,
+        build, config, encoders, transforms=transforms, engine=engine, progress=comm.rank == 0,
         verify=verify and first,
     )  # fmt: skip
     comm = patient(comm)

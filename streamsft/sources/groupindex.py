@@ -15,9 +15,11 @@ from typing import Any, Final, final
 import numpy as np
 import pyarrow as pa
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.blockrows import Block
 from streamsft.sources.cachefolder import default_cache_dir
+from streamsft.sources.checking import GroupCheck, placed
 from streamsft.sources.footers import RemoteFile, keep_footers, kept_footers, read_footers, versions
 from streamsft.sources.groupreader import GroupReader
 from streamsft.sources.index import load_index
@@ -80,6 +82,7 @@ def open_index(
     advance: Advance | None = None,
     *,
     verify: bool = False,
+    engine: Engine | None = None,
 ) -> GroupIndex:
     """Look at all objects of a store; go through their rows unless that was done before for the same versions.
 
@@ -90,6 +93,7 @@ def open_index(
         seen: called with each row group that is read for the first time.
         advance: called with the bytes of the objects that lie behind.
         verify: go through the rows in any case; they must be those of the first time.
+        engine: has row groups read and checked, where there is no `seen`.
 
     Raises:
         StoreError: there is no store, it cannot be read, a row breaks a rule, or rows are not those they were.
@@ -105,7 +109,11 @@ def open_index(
     names = _names(files)
     sidecar = kept(place, key, names)
     if sidecar is None or verify:
-        scanned = _scan(GroupReader(objects, footed, deadline), footed, names, extras, seen, advance)
+        reader = GroupReader(objects, footed, deadline)
+        if engine is None or seen is not None:
+            scanned = _scan(reader, footed, names, extras, seen, advance)
+        else:
+            scanned = _scan_with(engine, reader, objects.shown, footed, names, extras, advance)
         if sidecar is not None and sidecar.manifest.fingerprint != scanned.manifest.fingerprint:
             raise StoreError(
                 f"{objects.shown}: its rows (fingerprint {scanned.manifest.fingerprint}) are not those of the first "
@@ -174,6 +182,34 @@ def _scan(
         if seen is not None:
             seen(file, block, batch, columns)
         last, first_row, behind = block.file, first_row + block.rows, behind + read
+        if advance is not None:
+            advance(behind)
+    return Scanned(
+        manifest=validator.manifest(names),
+        facts=validator.facts,
+        blocks=tuple(blocks),
+        carried=validator.carried if blocks else (),
+    )
+
+
+def _scan_with(
+    engine: Engine,
+    reader: GroupReader,
+    what: str,
+    files: Sequence[RemoteFile],
+    names: Sequence[str],
+    extras: Sequence[str],
+    advance: Advance | None,
+) -> Scanned:
+    """Go through all rows by row groups that an engine has read and checked; they are counted in order."""
+    validator = Validator(extras=extras)
+    places = [shown(file.path) for file in files]
+    blocks: list[Block] = []
+    behind = 0
+    for place, checked in engine.map(GroupCheck(reader, places, tuple(extras)), placed(reader.blocks()), what=what):
+        checked.count(validator, places[place.block.file], place.block.file)
+        blocks.append(place.block)
+        behind += checked.read
         if advance is not None:
             advance(behind)
     return Scanned(

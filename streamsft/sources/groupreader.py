@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, final
 
 import pyarrow as pa
@@ -43,6 +44,10 @@ class GroupReader:
         self._files = files
         self._deadline = deadline
         self._forget()
+
+    def __reduce__(self) -> Any:
+        files = [replace(file, footer=bytes(file.footer)) for file in self._files]
+        return GroupReader, (self._objects, files, self._deadline)
 
     def _forget(self) -> None:
         self._process = os.getpid()

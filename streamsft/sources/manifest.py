@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.types import Bools, Int32s, Ints
 
@@ -138,32 +139,41 @@ def load_manifest(path: Path) -> Manifest:
     return Manifest(**fields)
 
 
-def check_files(path: Path, manifest: Manifest, *, verify: bool) -> None:
+def check_files(path: Path, manifest: Manifest, *, verify: bool, engine: Engine | None = None) -> None:
     """Compare the files of the store `path` with its manifest: sizes always, digests of JSON files too, for these are
-    small, and those of all files with `verify`.
+    small, and those of all files with `verify`, for which `engine` has them read; by default this process does.
 
     Raises:
         StoreError: a file is missing, has another size or, where they are compared, other bytes.
     """
-    for name, (size, hexdigest) in manifest.checksums.items():
+    for name, (size, _) in manifest.checksums.items():
         place = path / name
         if not place.is_file():
             raise StoreError(f"{place}: is missing; the store is incomplete, build it again")
         found = place.stat().st_size
         if found != size:
             raise StoreError(f"{place}: has {found:,} bytes instead of {size:,}; build the store again")
-        if (verify or place.suffix == ".json") and _digest_of(place) != hexdigest:
+    read = [path / name for name in manifest.checksums if verify or name.endswith(".json")]
+    digesting = _Digesting()
+    whole = engine.map(digesting, read, what=str(path)) if engine and verify else ((p, digesting.run(p)) for p in read)
+    for place, found_digest in whole:
+        if found_digest != manifest.checksums[place.name][1]:
             raise StoreError(
                 f"{place}: its bytes are not those that were written; build the store again (one of the cache is built "
                 "again by `streamsft tokenize --verify`)"
             )
 
 
-def _digest_of(place: Path) -> str:
-    try:
-        return digest_file(place)
-    except OSError as error:
-        raise StoreError(f"{place}: cannot be read ({error.strerror}); build the store again") from error
+@final
+class _Digesting:
+    """Digests files."""
+
+    def run(self, place: Path, /) -> str:
+        """The digest of a file; raises StoreError if it cannot be read."""
+        try:
+            return digest_file(place)
+        except OSError as error:
+            raise StoreError(f"{place}: cannot be read ({error.strerror}); build the store again") from error
 
 
 def check_footer(path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import BlockRows
@@ -97,6 +98,7 @@ def open_store(
     verify: bool = False,
     known: Sidecar | None = None,
     advance: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Opened:
     """Open the store that `paths` stands for.
 
@@ -106,14 +108,15 @@ def open_store(
         verify: go through all bytes and compare them with what was written, or with what an earlier scan has found.
         known: what a scan has found that is not kept on disk.
         advance: called with the bytes that a scan has behind it.
+        engine: has what is read whole read and checked; by default this process does.
 
     Raises:
         StoreError: there is no store, or it is incomplete, damaged, lacks a column or has a row that breaks a rule.
     """
     if isinstance(paths, str | os.PathLike) and (Path(paths) / MANIFEST_FILE).exists():
-        return _open_ours(Path(paths), extras, verify=verify)
+        return _open_ours(Path(paths), extras, verify=verify, engine=engine)
     files = find_store_files(paths)
-    sidecar = _sidecar(files, extras, verify, advance) if known is None else known
+    sidecar = _sidecar(files, extras, verify, advance, engine) if known is None else known
     rows = _rows(files, sidecar, extras)
     return Opened(
         manifest=sidecar.manifest,
@@ -154,13 +157,13 @@ def open_table(table: pa.Table, where: str, *, extras: Sequence[str] = (), known
     )
 
 
-def _open_ours(path: Path, extras: Sequence[str], *, verify: bool) -> Opened:
+def _open_ours(path: Path, extras: Sequence[str], *, verify: bool, engine: Engine | None) -> Opened:
     if extras:
         raise StoreError(
             f"{path}: extras: a store that streamsft wrote holds nothing beside its tokens; leave them out"
         )
     manifest = load_manifest(path)
-    check_files(path, manifest, verify=verify)
+    check_files(path, manifest, verify=verify, engine=engine)
     files = find_store_files(path)
     index, _ = load_index(path / INDEX_FILE)
     rows = _mapped(files, index, manifest, ())
@@ -172,7 +175,13 @@ def _layout(files: StoreFiles, rows: StoreRows) -> Layout:
     return Layout(kind=files.kind, sizes=tuple(file.size for file in files.files), blocks=blocks)
 
 
-def _sidecar(files: StoreFiles, extras: Sequence[str], verify: bool, advance: Callable[[int], None] | None) -> Sidecar:
+def _sidecar(
+    files: StoreFiles,
+    extras: Sequence[str],
+    verify: bool,
+    advance: Callable[[int], None] | None,
+    engine: Engine | None,
+) -> Sidecar:
     """What is known of the rows of foreign files: by an earlier scan, or by one that is made now.
 
     With `verify` the rows are gone through in any case and must be those of the earlier scan.
@@ -182,7 +191,7 @@ def _sidecar(files: StoreFiles, extras: Sequence[str], verify: bool, advance: Ca
     found = next((sidecar for place in where if (sidecar := kept(place, key, files.names)) is not None), None)
     if found is not None and not verify:
         return found
-    scanned = scan_files(files, extras, advance)
+    scanned = scan_files(files, extras, advance, engine)
     if found is not None and found.manifest.fingerprint != scanned.manifest.fingerprint:
         raise StoreError(
             f"{files.place}: its rows (fingerprint {scanned.manifest.fingerprint}) are not those of the first use "

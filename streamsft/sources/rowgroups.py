@@ -9,6 +9,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.groupindex import GroupIndex, open_index, reopen_index
 from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
@@ -26,15 +27,13 @@ __all__ = ["RowGroupStore"]
 class RowGroupStore:
     """A named, indexable source over Parquet files that are read by row groups; also a map-style dataset.
 
-    The files may lie on a disk or on any file system that `pyarrow.fs` or fsspec knows: S3, Google storage, HTTP. They
-    have the columns of a `TokenStore`, keep the same rules, and the same rows have the same fingerprint. The first
-    time all rows are read once; what planning needs of them is remembered in the cache folder, as long as no object
-    changes. After that only row groups that are drawn from are read, each with the columns it needs alone.
+    The files may lie on a disk or on any file system that `pyarrow.fs` or fsspec knows. They have the columns of a
+    `TokenStore`, keep the same rules, and the same rows have the same fingerprint. The first time all rows are read;
+    what planning needs of them is kept in the cache folder, as long as no object changes.
 
     Shuffled by row groups (``stream(shuffle_groups=16)``, in a config ``shuffle: row_groups``), each group is read once
-    per pass. Groups are kept in memory, in a `Tier` on the local disk if there is one, and fetched before they are
-    needed. Reads that fail are tried again until a deadline; an object that has changed is refused. Nothing here is
-    random. May be used by several threads, after a fork, and in spawned processes, to which it goes as a few names.
+    per pass. Groups are kept in memory, in a `Tier` on the local disk if there is one, and fetched ahead. Reads that
+    fail are tried again until a deadline. May be used by threads, after a fork, and in spawned processes.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class RowGroupStore:
         options: ReadOptions | None = None,
         verify: bool = False,
         advance: Callable[[int], None] | None = None,
+        engine: Engine | None = None,
     ) -> Self:
         """Open Parquet files where they lie.
 
         Args:
-            location: an address such as ``s3://bucket/folder``, or a path, of a folder (searched to any depth) or of a
-                file; or a list of these, on one file system.
+            location: an address (``s3://bucket/folder``) or path of a file or folder, or a list, on one file system.
             name: the source's name; by default the location's last part.
             filesystem: a `pyarrow.fs.FileSystem` or an fsspec file system; by default the address says it.
             extras: further columns that travel with the rows.
@@ -84,6 +83,7 @@ class RowGroupStore:
             options: how much is kept and fetched ahead in memory, and how long reads are tried.
             verify: read all rows again, check them, and compare them with those of the first time.
             advance: called with the bytes behind it while all rows are read.
+            engine: has them read and checked, where there is no tier.
 
         Raises:
             StoreError: there is no store, it cannot be read, or a row breaks a rule.
@@ -91,7 +91,7 @@ class RowGroupStore:
         objects = Objects(location, filesystem)
         options = options or ReadOptions()
         seen = None if tier is None else keeping(tier)
-        index = open_index(objects, extras, options.deadline, seen, advance, verify=verify)
+        index = open_index(objects, extras, options.deadline, seen, advance, verify=verify, engine=engine)
         largest = index.sidecar.manifest.largest_id
         if vocabulary is not None and largest >= vocabulary:
             raise StoreError(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, final
 
 import pyarrow as pa
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import Block
+from streamsft.sources.checking import BlockCheck, PlacedBlock, blocks_of
 from streamsft.sources.jsonrows import json_batches
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.parquetfiles import ParquetFile
@@ -96,17 +99,25 @@ def _parquet_batches(file: ParquetFile, number: int, extras: Sequence[str]) -> I
             yield StoredBatch(batch, block, False, None)
 
 
-def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[[int], None] | None = None) -> Scanned:
+def scan_files(
+    files: StoreFiles,
+    extras: Sequence[str] = (),
+    advance: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
+) -> Scanned:
     """Go through all rows of a store; memory is bounded whatever its size.
 
     Args:
         files: the store's files.
         extras: columns that travel with the rows.
         advance: called with the bytes of the files that lie behind.
+        engine: has blocks of Arrow and Parquet files read and checked; text is checked here, for it has no blocks.
 
     Raises:
         StoreError: a file or a row breaks a rule; names the file, the row and what to do.
     """
+    if engine is not None and files.kind != "json":
+        return _scan_blocks(files, extras, advance, engine)
     validator = Validator(extras=extras)
     blocks: list[Block] = []
     mapped = files.kind == "arrow"
@@ -131,5 +142,31 @@ def scan_files(files: StoreFiles, extras: Sequence[str] = (), advance: Callable[
         manifest=validator.manifest(files.names),
         facts=validator.facts,
         blocks=() if mapped else tuple(blocks),
+        carried=validator.carried,
+    )
+
+
+def _scan_blocks(
+    files: StoreFiles, extras: Sequence[str], advance: Callable[[int], None] | None, engine: Engine
+) -> Scanned:
+    """Go through all rows by blocks that an engine has checked; they are counted in order."""
+    validator = Validator(extras=extras)
+    paths = [file.path for file in files.files]
+    before = list(accumulate((file.size for file in files.files), initial=0))
+    found: list[PlacedBlock] = []
+    check = BlockCheck(paths, files.kind, tuple(extras))
+    for place, checked in engine.map(check, blocks_of(files, extras), what=str(files.place)):
+        number = place.block.file
+        checked.count(validator, paths[number], number)
+        found.append(place)
+        if advance is not None:
+            advance(before[number])
+    if advance is not None:
+        advance(before[-1])
+    mapped = files.kind == "arrow" and all(place.mapped for place in found)
+    return Scanned(
+        manifest=validator.manifest(files.names),
+        facts=validator.facts,
+        blocks=() if mapped else tuple(place.block for place in found),
         carried=validator.carried,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import numpy as np
 import pyarrow as pa
 
+from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.opening import Layout, Opened, open_store, open_table
@@ -32,13 +33,10 @@ class TokenStore:
     ``Dataset.save_to_disk``, and every .arrow, .parquet, .jsonl or .json file, with the list columns ``input_ids``
     (integers) and ``loss_mask`` (0/1 or booleans) or ``labels`` (-100, or the id at its own place) is a store, however
     its lists are laid out: the same rows have the same fingerprint and read the same. Such a store is scanned once and
-    every row checked; what was found is kept in ``streamsft-index.bin`` beside the data, or in the user's cache. Its
-    rows are numbered from 0.
+    every row checked; what was found is kept in ``streamsft-index.bin`` beside the data, or in the user's cache.
 
-    Tokens are never all loaded: Arrow files are mapped into memory; Parquet, and Arrow that is compressed, is decoded a
-    row group or record batch at a time, of which the last used are kept (256 MiB); JSON is parsed row by row. A store
-    on disk pickles as its path and is opened anew where it is first used; one in memory pickles with its data. Nothing
-    here is random.
+    Tokens are never all loaded: Arrow files are mapped; Parquet, and Arrow that is compressed, is decoded a row group
+    or record batch at a time, of which 256 MiB are kept; JSON is parsed row by row. One on disk pickles as its path.
     """
 
     def __init__(
@@ -62,6 +60,7 @@ class TokenStore:
         vocabulary: int | None = None,
         verify: bool = False,
         advance: Callable[[int], None] | None = None,
+        engine: Engine | None = None,
     ) -> Self:
         """Open a store where it lies; nothing of it is copied.
 
@@ -73,12 +72,13 @@ class TokenStore:
             vocabulary: number of token ids there are; a store with a larger id is refused.
             verify: read all bytes and compare them with the checksums; without it only sizes and ends are checked.
             advance: called with the bytes behind it while a store that others wrote is scanned.
+            engine: has what is read whole read and checked; by default this process does.
 
         Raises:
             StoreError: there is no store, or it is incomplete, damaged, of another tokenizer, or a row breaks a rule.
         """
         places = absolute(path)
-        opened = open_store(places, extras=extras, verify=verify, advance=advance)
+        opened = open_store(places, extras=extras, verify=verify, advance=advance, engine=engine)
         made_by = opened.manifest.tokenizer
         if tokenizer_hash and made_by and made_by != tokenizer_hash:
             raise StoreError(

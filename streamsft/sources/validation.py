@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -12,16 +13,28 @@ from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import CarriedDigest, check_images
-from streamsft.sources.columns import Ragged, ragged
+from streamsft.sources.columns import Ragged
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
 from streamsft.sources.pairs import validate_pairs
 from streamsft.sources.rowfacts import RowFacts
+from streamsft.sources.rowrules import (
+    beside_of,
+    check_beside,
+    check_labels,
+    check_mask,
+    largest_of,
+    lengths_of,
+    named,
+    pairs_of,
+    row_of,
+    span,
+)
 from streamsft.sources.storecolumns import StoreColumns, decode
-from streamsft.sources.tokennames import ATTENTION, CHOSEN, IDS, LABELS, MASK, SHARED, UNSUPERVISED
+from streamsft.sources.tokennames import CHOSEN, LABELS, SHARED, UNSUPERVISED
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["Validator", "pieces"]
+__all__ = ["Checked", "Validator", "pieces"]
 
 _PIECE_TOKENS = 1 << 20
 _PIECE_ROWS = 50_000
@@ -39,6 +52,32 @@ def pieces(
         last = min(max(last, first + 1), first + most_rows, rows)
         yield first, last
         first = last
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checked:
+    """Consecutive rows of a file that keep the rules, laid end to end.
+
+    Attributes:
+        first_row: number in the file of the first of them.
+        ids: int32[tokens].
+        supervised: bool[tokens].
+        lengths: int32[rows].
+        carried: the columns that travel with them.
+        whole: bool[rows], True where a row holds images; None where none can.
+        byte: int64[rows], where each begins in a text file; None in others.
+        pairs: int32[rows, 2], `shared_length` and `chosen_length`; None of rows that are no pairs.
+    """
+
+    first_row: int
+    ids: Int32s
+    supervised: Bools
+    lengths: Int32s
+    carried: pa.RecordBatch
+    whole: Bools | None = None
+    byte: Ints | None = None
+    pairs: Int32s | None = None
 
 
 @final
@@ -83,37 +122,77 @@ class Validator:
         Raises:
             StoreError: a column is missing, or a row breaks a rule; names file, row, value and what to do.
         """
-        columns = self._columns_of(batch.schema, where)
+        for checked in self.check(batch, where, first_row=first_row, byte=byte):
+            self.take(checked, where, file=file)
+
+    def check(
+        self, batch: pa.RecordBatch, where: str, *, first_row: int = 0, byte: Ints | None = None
+    ) -> Iterator[Checked]:
+        """The rows of a batch, a bounded number at a time, for the `take` of this validator or of another.
+
+        Args and errors are those of `add`.
+        """
+        columns = self.columns_of(batch.schema, where)
         ids, mask = decode(batch, columns, where, first_row)
         whole = check_images(batch, where, first_row) if columns.images else None
-        pairs = _pairs(batch, where) if columns.pairs else None
-        beside = {name: _beside(batch, name, where, first_row) for name in columns.beside}
+        pairs = pairs_of(batch, where) if columns.pairs else None
+        beside = {name: beside_of(batch, name, where, first_row) for name in columns.beside}
         for first, last in pieces(ids.offsets):
             at = f"{where}, row ", first_row + first
-            lengths = _lengths(ids, {columns.supervision: mask, **beside}, first, last, at)
+            lengths = lengths_of(ids, {columns.supervision: mask, **beside}, first, last, at)
             values, supervised = self._tokens(ids, mask, columns, first, last, at)
             for name, other in beside.items():
-                _check_beside(name, other.slice(*_span(other, first, last)), values, supervised, lengths, at)
-            further: dict[str, NDArray[Any]] = {}
-            for name in columns.carried:
-                further |= self._carried.parts(name, batch.column(name).slice(first, last - first), where)
+                check_beside(name, other.slice(*span(other, first, last)), values, supervised, lengths, at)
             mine = None if pairs is None else pairs[first:last]
             if mine is not None:
-                validate_pairs(mine, lengths, supervised, partial(_named, at))
-                further |= {SHARED: mine[:, 0], CHOSEN: mine[:, 1]}
-            row = np.arange(self.facts.rows, self.facts.rows + len(lengths))
-            self._fingerprint.update(values, supervised, lengths, row, further)
-            self.facts.append(
-                lengths,
-                row_stats(supervised, lengths),
-                file=file,
-                file_row=first_row + first,
+                validate_pairs(mine, lengths, supervised, partial(named, at))
+            yield Checked(
+                first_row=first_row + first,
+                ids=values,
+                supervised=supervised,
+                lengths=lengths,
+                carried=batch.select(list(columns.carried)).slice(first, last - first),
                 whole=None if whole is None else whole[first:last],
                 byte=None if byte is None else byte[first:last],
                 pairs=mine,
             )
 
-    def _columns_of(self, schema: pa.Schema, where: str) -> StoreColumns:
+    def take(self, checked: Checked, where: str, *, file: int = 0) -> None:
+        """Count the next rows, which were checked.
+
+        Args:
+            checked: the rows; the columns of their file were given to `columns_of`.
+            where: the file or the source, for messages.
+            file: number of the file in the store.
+
+        Raises:
+            StoreError: a column that travels with them is of a kind that cannot.
+        """
+        lengths, pairs = checked.lengths, checked.pairs
+        further: dict[str, NDArray[Any]] = {}
+        for name in checked.carried.schema.names:
+            further |= self._carried.parts(name, checked.carried.column(name), where)
+        if pairs is not None:
+            further |= {SHARED: pairs[:, 0], CHOSEN: pairs[:, 1]}
+        row = np.arange(self.facts.rows, self.facts.rows + len(lengths))
+        self._fingerprint.update(checked.ids, checked.supervised, lengths, row, further)
+        self._largest_id = max(self._largest_id, int(checked.ids.max(initial=-1)))
+        self.facts.append(
+            lengths,
+            row_stats(checked.supervised, lengths),
+            file=file,
+            file_row=checked.first_row,
+            whole=checked.whole,
+            byte=checked.byte,
+            pairs=pairs,
+        )
+
+    def columns_of(self, schema: pa.Schema, where: str) -> StoreColumns:
+        """The columns of a file of this schema, which must go with those of the files before it.
+
+        Raises:
+            StoreError: they do not, or one is missing.
+        """
         if self._columns is None or schema != self._schema:
             before, self._schema = self._columns, schema
             self._columns = StoreColumns.of(schema, where, self._extras)
@@ -130,21 +209,20 @@ class Validator:
     ) -> tuple[Int32s, Bools]:
         offsets = ids.offsets[first : last + 1]
         values = ids.slice(int(offsets[0]), int(offsets[-1]))
-        largest = _largest(values)
+        largest = largest_of(values)
         if largest > _MAX_ID:
             place = int(np.argmax((values < 0) | (values > _MAX_ID)))
             raise StoreError(
-                f"{_row(at, offsets, place)}: input_ids holds {values[place]}; allowed are 0 to {_MAX_ID:,}: tokenize "
-                "the row again, or remove it"
+                f"{row_of(at, offsets, place)}: input_ids holds {values[place]}; allowed are 0 to {_MAX_ID:,}: "
+                "tokenize the row again, or remove it"
             )
-        self._largest_id = max(self._largest_id, largest)
-        start, stop = _span(mask, first, last)
+        start, stop = span(mask, first, last)
         if columns.supervision == LABELS:
             labels = mask.values[start:stop]
-            _check_labels(labels, values, offsets, at)
+            check_labels(labels, values, offsets, at)
             return values.astype(np.int32, copy=False), labels != UNSUPERVISED
         marks = mask.slice(start, stop)
-        _check_mask(marks, offsets, at)
+        check_mask(marks, offsets, at)
         supervised = marks.view(np.bool_) if marks.dtype.itemsize == 1 else marks.astype(np.bool_)
         return values.astype(np.int32, copy=False), supervised
 
@@ -166,103 +244,4 @@ class Validator:
             largest_id=self._largest_id,
             fingerprint=self._fingerprint.hexdigest(),
             files=tuple(files),
-        )
-
-
-def _span(column: Ragged, first: int, last: int) -> tuple[int, int]:
-    return int(column.offsets[first]), int(column.offsets[last])
-
-
-def _named(at: tuple[str, int], row: int) -> str:
-    return f"{at[0]}{at[1] + row}"
-
-
-def _row(at: tuple[str, int], offsets: NDArray[Any], place: int) -> str:
-    """Names the row that holds the value at `place` behind the first of these rows."""
-    return f"{at[0]}{at[1] + int(np.searchsorted(offsets - offsets[0], place, side='right')) - 1}"
-
-
-def _largest(values: NDArray[Any]) -> int:
-    """The largest value, negative ones being larger than any other; -1 without one."""
-    if not len(values):
-        return -1
-    kind = values.dtype
-    return int((values if kind.kind in "bu" else values.view(f"u{kind.itemsize}")).max())
-
-
-def _lengths(ids: Ragged, others: dict[str, Ragged], first: int, last: int, at: tuple[str, int]) -> Int32s:
-    lengths = np.diff(ids.offsets[first : last + 1])
-    for name, column in others.items():
-        found = np.diff(column.offsets[first : last + 1])
-        wrong = lengths != found
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise StoreError(
-                f"{at[0]}{at[1] + row}: input_ids has {lengths[row]:,} entries, {name} {found[row]:,}; they must be "
-                "equally long: write one for each token"
-            )
-    return lengths.astype(np.int32)
-
-
-def _check_mask(marks: NDArray[Any], offsets: NDArray[Any], at: tuple[str, int]) -> None:
-    if not len(marks) or marks.dtype == np.bool_:
-        return
-    if marks.dtype.kind != "f" and _largest(marks) <= 1:
-        return
-    wrong = ~((marks == 0) | (marks == 1))
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise StoreError(
-            f"{_row(at, offsets, place)}: loss_mask holds {marks[place]}; write 1 for each token that the model is "
-            "trained to predict, 0 for the others"
-        )
-
-
-def _check_labels(labels: NDArray[Any], ids: NDArray[Any], offsets: NDArray[Any], at: tuple[str, int]) -> None:
-    wrong = (labels != UNSUPERVISED) & (labels != ids)
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise StoreError(
-            f"{_row(at, offsets, place)}: labels holds {labels[place]} where input_ids has {ids[place]}; a label is "
-            "the id at its own place (the model shifts them), or -100 where nothing is trained"
-        )
-
-
-def _pairs(batch: pa.RecordBatch, where: str) -> Int32s:
-    """`shared_length` and `chosen_length` of a record batch, int32[rows, 2]."""
-    found = []
-    for name in (SHARED, CHOSEN):
-        column = batch.column(name)
-        if not pa.types.is_integer(column.type) or column.null_count:
-            raise StoreError(f"{where}, column {name}: is {column.type} or has a null; write whole numbers")
-        found.append(column.to_numpy(zero_copy_only=False).astype(np.int32))
-    return np.stack(found, axis=1)
-
-
-def _beside(batch: pa.RecordBatch, name: str, where: str, first_row: int) -> Ragged:
-    column = f"{where}, column {name}"
-    return ragged(batch.column(name), column, first_row=first_row, floats=name == ATTENTION)
-
-
-def _check_beside(
-    name: str, found: NDArray[Any], ids: Int32s, supervised: Bools, lengths: Int32s, at: tuple[str, int]
-) -> None:
-    """Check a column that is not read when training: `attention_mask`, or `labels` beside `loss_mask`."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    if name == ATTENTION:
-        wrong = found != 1
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            raise StoreError(
-                f"{_row(at, offsets, place)}: attention_mask holds {found[place]}, so the row is padded; store rows "
-                "without padding (packing fills the slots), or without this column if no token is padding"
-            )
-        return
-    _check_labels(found, ids, offsets, at)
-    wrong = (found != UNSUPERVISED) != supervised
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise StoreError(
-            f"{_row(at, offsets, place)}: labels holds {found[place]} where {MASK} says {int(supervised[place])}; "
-            f"they must agree, or leave one of them out beside {IDS}"
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from streamsft.engine import Done, Engine
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.filehash import HashMemory
 from streamsft.sources.rawrows import BadRow, RowReader
@@ -23,13 +24,14 @@ from streamsft.text.formats import FORMATS, detect_format, parser
 from streamsft.text.holdout import HoldOut
 from streamsft.text.identity import identity
 from streamsft.text.jobs import TRANSFORM_REASON, ChatJob, Transform, TransformJob, decode_columns
+from streamsft.text.parts import Parts
 from streamsft.text.plainrows import TEXT, check_format
 from streamsft.text.preference import PREFERENCE
 from streamsft.text.progress import Progress, reporting
 from streamsft.text.readers import RawSource, open_reader
 from streamsft.text.rejections import REJECTED_FILE, Rejections, read_rejections
 from streamsft.text.sides import Side
-from streamsft.text.workers import map_ordered
+from streamsft.text.workers import LocalEngine
 from streamsft.types import check_name
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def tokenize(
     columns: Mapping[str, str] | None = None,
     cache_dir: str | os.PathLike[str] | Literal[False] | None = None,
     processes: int | None = None,
+    engine: Engine | None = None,
     on_bad_row: Literal["skip", "error"] = "skip",
     rejected_path: str | os.PathLike[str] | None = None,
     holdout: HoldOut | float | None = None,
@@ -75,6 +78,7 @@ def tokenize(
         cache_dir: folder of the cache, by default `default_cache_dir`; False keeps the store in memory.
         processes: worker processes; 1 works in this one; by default as many as there are cores, once the
             source turns out not to be small.
+        engine: where to tokenize instead of in processes of this machine; see `streamsft.engine`.
         on_bad_row: ``skip`` leaves bad rows out, counted by reason and listed in ``rejected.jsonl`` in the
             store's folder; ``error`` stops at the first.
         rejected_path: with ``cache_dir=False``, where to list rejected rows; by default they are only counted.
@@ -91,7 +95,10 @@ def tokenize(
         StoreError: the store cannot be written (the disk is full, say); nothing is published then.
     """
     check_name(name)
-    _check(chat, transform, format, columns, processes, on_bad_row)
+    _check(chat, transform, format, columns, on_bad_row)
+    if engine is not None and processes is not None:
+        raise ConfigError("processes: the engine that is given says how many; leave one of them out")
+    engine = engine or LocalEngine(processes)
     if chat is not None and chat.format == TEXT:
         format, columns = TEXT, columns or chat.columns  # noqa: A001
     root = None if cache_dir is False else Path(cache_dir or default_cache_dir())
@@ -107,12 +114,14 @@ def tokenize(
     if path is not None and (cached := find_cached(path, name, verify=verify, listed=strict)) is not None:
         if strict:
             _refuse_rejected(cached)
+        engine.done[name] = Done(rows=len(cached) + sum(cached.rejected.values()), files=len(cached.files))
         return cached
     job: ChatJob | TransformJob
     if transform is not None:
         job = TransformJob(transform, name, reader.files)
     else:
         job = ChatJob(_chat(chat), format or detect_source_format(whole, name, columns or {}), dict(columns or {}))
+    parts = Parts(None if root is None else root / "parts" / key, name=name)
     pairs = isinstance(job, ChatJob) and job.format == PREFERENCE
     with StoreWriter(path, name=name, files=reader.files, pairs=pairs, owned=True) as writer:
         place = Path(rejected_path) if rejected_path else None
@@ -120,16 +129,18 @@ def tokenize(
             place = writer.directory / REJECTED_FILE
         with Rejections(name, place) as rejections, reporting(progress, name, reader.size) as advance:
             filling = Filling(writer, rejections, name=name, files=reader.files, stop_at_bad=strict)
-            for chunk, encoded in map_ordered(job, reader.chunks(), processes, what=f"source {name}"):
+            for chunk, encoded in parts.tokenized(engine, job, reader.chunks(), files=len(reader.files)):
                 filling.add(chunk, encoded)
                 advance(chunk.read)
         filling.check_not_empty()
-        return writer.close(
+        store = writer.close(
             rejected=rejections.counts,
             key=key,
             tokenizer="" if chat is None else chat.tokenizer_hash,
             extra={"format": getattr(job, "format", None), "first_rejected": rejections.first},
         )
+    parts.remove()
+    return store
 
 
 def _check(
@@ -137,7 +148,6 @@ def _check(
     transform: Transform | None,
     format: str | None,  # noqa: A002
     columns: Mapping[str, str] | None,
-    processes: int | None,
     on_bad_row: str,
 ) -> None:
     if chat is None and transform is None:
@@ -152,8 +162,6 @@ def _check(
         parser(format, columns)
         if chat is not None:
             check_format(format, plain=chat.format == TEXT)
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes: {processes}; give 1 or more, or leave it out")
     if on_bad_row not in ("skip", "error"):
         raise ConfigError(f"on_bad_row: {on_bad_row!r}; use skip or error")
 

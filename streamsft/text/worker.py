@@ -7,9 +7,8 @@ import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import Any
 
-from streamsft.errors import DataError, StreamsftError
+from streamsft.engine import attempted
 
 __all__ = ["main"]
 
@@ -22,22 +21,9 @@ def main(descriptor: int) -> None:
         job = pickle.loads(connection.recv_bytes())
         gc.freeze()  # the job stays; looking through its tokenizer again and again costs time
         while True:
-            connection.send_bytes(pickle.dumps(_attempt(job, connection.recv_bytes()), protocol=5))
+            connection.send_bytes(pickle.dumps(attempted(job, pickle.loads(connection.recv_bytes())), protocol=5))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-
-
-def _attempt(job: Any, item: bytes) -> tuple[bool, Any]:
-    try:
-        return True, job.run(pickle.loads(item))
-    except StreamsftError as error:
-        return False, error
-    except Exception as error:  # sent to the parent process, which raises it
-        import traceback
-
-        return False, DataError(
-            f"{type(error).__name__} in a worker process: {error}\n{''.join(traceback.format_exception(error))}"
-        )
 
 
 if __name__ == "__main__":

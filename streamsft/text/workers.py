@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, final
+from typing import Any, Generic, Self, TypeVar, final
 
+from streamsft.engine import Engine, Job
 from streamsft.errors import ConfigError, DataError
 
-__all__ = ["Job", "WorkerPool", "map_ordered"]
+__all__ = ["LocalEngine", "WorkerPool", "map_ordered"]
 
 _ALONE = 16  # items done in this process before starting others pays
 _AHEAD = 4  # items per worker that are in work or wait for an earlier one
@@ -30,15 +31,31 @@ logger = logging.getLogger("streamsft")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_In = TypeVar("_In", contravariant=True)
-_Out = TypeVar("_Out", covariant=True)
 
 
-class Job(Protocol[_In, _Out]):
-    """What a worker does with an item."""
+@final
+class LocalEngine(Engine):
+    """Does jobs in processes of this machine.
 
-    def run(self, item: _In, /) -> _Out:
-        """The result for `item`; a function of nothing else."""
+    Args:
+        processes: how many; 1 works in this process. By default this process does the first items, and if there are
+            more, one per core goes on.
+
+    Raises:
+        ConfigError: fewer than 1.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        super().__init__()
+        if processes is not None and processes < 1:
+            raise ConfigError(f"processes: {processes}; give 1 or more, or leave it out")
+        self._processes = processes
+
+    def map(self, job: Job[Item, Result], items: Iterable[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
+        return map_ordered(job, items, self._processes, what=what)
+
+    def close(self) -> None:
+        """Nothing is left to be ended: workers live as long as their items."""
 
 
 def map_ordered(

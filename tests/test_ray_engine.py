@@ -1,0 +1,257 @@
+"""Jobs on a Ray cluster: the same stores as on one machine, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import streamsft
+from streamsft import ray_engine
+from streamsft.commands.inspect import inspect
+from streamsft.engine import Done, Engine
+from streamsft.errors import ConfigError, DataError, StoreError
+from streamsft.ray_engine import RayEngine
+from streamsft.sources import jsontext
+from streamsft.sources.store import TokenStore
+from streamsft.text import parts
+from streamsft.text.chat import ChatTokenizer
+from streamsft.text.tokenizing import tokenize
+from tests.processes import start
+from tests.sources.stores import arrow_table, rows_of
+from tests.text.tokenizers import deepseek
+
+CHUNK_BYTES = 1 << 13
+DATA = "data-00000-of-00001.arrow"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster on this machine, with cores for two drivers of two workers."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    own = {
+        "RAY_AUTH_MODE": "disabled",  # no token in the home folder
+        "RAY_worker_niceness": "0",  # Ray's workers would wait for whatever else the machine does
+    }
+    os.environ.update(own)
+    context = ray.init(
+        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
+    )
+    yield context.address_info["address"]
+    ray.shutdown()
+    for name in own:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def engine(address: str) -> Iterator[RayEngine]:
+    with RayEngine(workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut input into chunks of a few rows, and results into parts of two chunks."""
+    monkeypatch.setattr(jsontext, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(parts, "CHUNKS", 2)
+
+
+@pytest.fixture
+def files(test_data: Path, tmp_path: Path) -> dict[str, Path]:
+    """Some hundred real rows, and one that is bad."""
+    gsm8k, toolformer = tmp_path / "gsm8k.jsonl", tmp_path / "toolformer.json"
+    with (test_data / "gsm8k" / "train.jsonl").open() as lines:
+        gsm8k.write_text("".join([*islice(lines, 150), '{"question": 1}\n', *islice(lines, 150)]))
+    rows = json.loads((test_data / "gpteacher" / "toolformer-dedupe-only-dataset.json").read_text())
+    toolformer.write_text(json.dumps(rows[:300]))
+    return {"gsm8k": gsm8k, "toolformer": toolformer}
+
+
+def at_work() -> list[psutil.Process]:
+    """The actors, of the cluster that this process has started, that have an item."""
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if process.name().startswith("ray::_Worker.ru")]
+
+
+def assert_same(store: TokenStore, expected: TokenStore) -> None:
+    assert store.fingerprint == expected.fingerprint
+    assert store.path is not None
+    assert expected.path is not None
+    for name in (DATA, "rejected.jsonl"):
+        one, other = Path(store.path) / name, Path(expected.path) / name
+        assert one.exists() == other.exists()
+        assert not one.exists() or one.read_bytes() == other.read_bytes(), name
+    assert store.manifest.rejected == expected.manifest.rejected
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_real_rows_give_the_same_store_with_a_worker_killed_in_the_middle(
+    engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = ChatTokenizer(deepseek())
+    caplog.set_level(logging.WARNING, "streamsft")
+    killed = []
+
+    def kill(done: int, total: int) -> None:
+        if not killed and (working := at_work()):
+            working[0].kill()
+            killed.append(done)
+
+    for name, progress in (("gsm8k", False), ("toolformer", kill)):
+        expected = tokenize(files[name], chat, name=name, cache_dir=tmp_path / "local", processes=1)
+        store = tokenize(files[name], chat, name=name, cache_dir=tmp_path / "ray", engine=engine, progress=progress)
+        assert_same(store, expected)
+        again = tokenize(files[name], chat, name=name, cache_dir=tmp_path / "ray", engine=engine)
+        assert again.path == store.path
+        assert engine.done[name].rows == (301 if name == "gsm8k" else 300)
+    assert 0 < killed[0] < files["toolformer"].stat().st_size
+    assert "source toolformer: a worker on the Ray cluster was lost" in caplog.text
+    assert not list((tmp_path / "ray" / "parts").iterdir())
+
+
+class Counting(Engine):
+    """Counts the rows that an engine tokenizes."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.rows = 0
+        self._engine = engine
+
+    def map(self, job: Any, items: Iterable[Any], *, what: str) -> Iterator[tuple[Any, Any]]:
+        for item, result in self._engine.map(job, items, what=what):
+            self.rows += result.rows
+            yield item, result
+
+    def close(self) -> None:
+        pass
+
+
+def drive(address: str, file: str, cache: str) -> None:
+    """Tokenize on the cluster, until as much was done as makes five chunks; then wait to be killed."""
+    jsontext.CHUNK_BYTES, parts.CHUNKS = CHUNK_BYTES, 2
+    steps = iter(range(5))
+
+    def stop(done: int, total: int) -> None:
+        if next(steps, None) is None:
+            print("five chunks", flush=True)
+            signal.pause()
+
+    with RayEngine(address, workers=2) as engine:
+        tokenize(file, ChatTokenizer(deepseek()), name="gsm8k", cache_dir=cache, engine=engine, progress=stop)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
+    address: str, engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "streamsft")
+    chat, cache = ChatTokenizer(deepseek()), tmp_path / "ray"
+    expected = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=tmp_path / "local", processes=1)
+    driver = start(drive, address, str(files["gsm8k"]), str(cache))
+    assert driver.readline() == "five chunks\n"
+    driver.process.kill()
+    assert driver.end().returncode == -9
+    assert len(list((cache / "parts").glob("*/*.arrow"))) == 2
+    assert not list((cache / "stores").glob("*/streamsft.json"))
+    counting = Counting(engine)
+    store = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=cache, engine=counting)
+    assert_same(store, expected)
+    done = counting.done["gsm8k"]
+    assert done == Done(rows=done.rows, files=0, parts=2)
+    assert 0 < done.rows == 301 - counting.rows
+    assert f"source gsm8k: {done.rows} rows (2 parts) are not tokenized again" in caplog.text
+    assert not list((cache / "parts").iterdir())
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Doubles numbers; some numbers are trouble."""
+
+    def run(self, item: int, /) -> int:
+        if item == -2:
+            raise KeyError("minus two")
+        if item == -3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 2 * item
+
+
+def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(60):
+            taken.append(number)
+            yield number
+
+    for number, (item, result) in enumerate(engine.map(Doubling(), items(), what="numbers")):
+        assert (item, result) == (number, 2 * number)
+        assert taken[-1] - item <= 9
+    assert len(taken) == 60
+    assert list(engine.map(Doubling(), [], what="numbers")) == []
+
+
+@pytest.fixture
+def single(address: str) -> Iterator[RayEngine]:
+    with RayEngine(workers=1) as engine:
+        yield engine
+
+
+def test_an_error_of_the_job_arrives_with_its_name(single: RayEngine) -> None:
+    with pytest.raises(DataError, match=r"KeyError in a worker process: 'minus two'\n"):
+        list(single.map(Doubling(), [1, -2, 2], what="numbers"))
+
+
+def test_an_item_that_brings_every_worker_down_ends_the_call(
+    single: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_TRIES", 2)
+    with pytest.raises(DataError, match="numbers: the same item was lost with 2 workers of the Ray cluster"):
+        list(single.map(Doubling(), [-3], what="numbers"))
+
+
+class Locked:
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def run(self, item: int, /) -> int:
+        return item
+
+
+def test_a_job_that_cannot_travel(engine: RayEngine) -> None:
+    with pytest.raises(ConfigError, match="numbers: cannot be sent to workers"):
+        list(engine.map(Locked(), [1], what="numbers"))
+
+
+def test_other_versions_on_the_cluster_are_refused(engine: RayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamsft, "__version__", "0.0.9")
+    with pytest.raises(ConfigError, match=r"a machine of the cluster has streamsft \S+ instead of 0\.0\.9"):
+        list(engine.map(Doubling(), [1], what="numbers"))
+
+
+def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "cache"))
+    rows, path = rows_of(400), tmp_path / "rows.parquet"
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    console = Console(quiet=True)
+    here = inspect(path, verify=True, console=console)
+    assert inspect(path, verify=True, engine=engine, console=console) == here
+    rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
+        inspect(path, verify=True, engine=engine, console=console)
