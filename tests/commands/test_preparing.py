@@ -16,7 +16,7 @@ from streamsft.commands import preparing
 from streamsft.commands.preparing import prepare_sources
 from streamsft.config import load_config
 from streamsft.encoders import Encoders
-from streamsft.text import tokenizing
+from streamsft.text.workers import LocalEngine
 from tests.distributed.launch import launch
 from tests.pipelines import small_config
 
@@ -28,14 +28,14 @@ def prepared(comm: Comm, config: dict[str, Any]) -> dict[str, str]:
 
 def on_nodes_of_two(comm: Comm, configs: list[dict[str, Any]]) -> tuple[int, dict[str, str]]:
     """How many sources a rank tokenizes, and all of them."""
-    tokenized, mapped = 0, tokenizing.map_ordered
+    tokenized, mapped = 0, LocalEngine.map
 
     def counted(*args: Any, **options: Any) -> Iterator[Any]:
         nonlocal tokenized
         tokenized += 1
         return mapped(*args, **options)
 
-    tokenizing.map_ordered = counted
+    LocalEngine.map = counted  # type: ignore[method-assign]
     os.environ["LOCAL_RANK"] = str(comm.rank % 2)
     found = prepared(comm, configs[comm.rank // 2])
     return tokenized, found
