@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from streamsft.comm import agreeing, current, gather_json
-from streamsft.errors import StateError
+from streamsft.errors import ConfigError, StateError
 from streamsft.integrations.microsteps import MicroSteps, check_ranks, derived_accumulation, made_aggregator
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.collate import Batch
@@ -49,7 +49,8 @@ class AcceleratedStream:
         replicas: neighbouring processes that get the same batch, as under tensor parallelism.
 
     Raises:
-        ConfigError: the loader is another process's, or the accelerator accumulates over another number of steps.
+        ConfigError: the loader is another process's, the accelerator accumulates over another number of steps, or it
+            has been trained with or loaded before.
     """
 
     def __init__(
@@ -61,6 +62,11 @@ class AcceleratedStream:
         metrics: Aggregator | bool = True,
         replicas: int = 1,
     ) -> None:
+        if accelerator.step:
+            raise ConfigError(
+                f"AcceleratedStream: the accelerator stands at micro-batch {accelerator.step}; make the stream before "
+                "accelerator.load_state and before training, and one for each accelerator, or it would begin anew"
+            )
         self._accelerator = accelerator
         self._comm = current()
         self._steps = MicroSteps(
@@ -148,6 +154,9 @@ class AcceleratedStream:
 
         Returns:
             The step that it stands behind; 0 where there is none, and nothing is loaded.
+
+        Raises:
+            StateError: there is a checkpoint, but nothing was prepared that could be given its weights.
         """
         found = _checkpoints(Path(folder)) if self._comm.rank == 0 else []
         chosen = gather_json(self._comm, str(found[-1]) if found else None)[0]
@@ -161,7 +170,7 @@ class AcceleratedStream:
             if self._comm.rank == 0:
                 write_file(Path(output_dir) / _FILE, json.dumps(state).encode())
 
-    def _load(self, models: Any, input_dir: str) -> None:
+    def _load(self, models: Sequence[Any], input_dir: str) -> None:
         file = Path(input_dir) / _FILE
         with agreeing(self._comm):
             try:
@@ -171,6 +180,11 @@ class AcceleratedStream:
                     f"{file} cannot be read ({error}), so where the stream stood is not known; go on from a checkpoint "
                     "that was saved while the AcceleratedStream was there"
                 ) from error
+        if not models:
+            raise StateError(
+                f"{input_dir}: there is no model yet to go on with; call accelerator.prepare(model, optimizer) before "
+                "loading a state, or training goes on from there with weights that are not loaded"
+            )
         self._steps.load(state)
 
 

@@ -56,30 +56,27 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
         self._steps_before = -1
 
     def setup(self, stage: str) -> None:
-        """Make the loader of this rank, and derive `accumulate_grad_batches`.
+        """Make the loader of this rank, and derive `accumulate_grad_batches`; another trainer goes on with the loader.
 
         Raises:
             ConfigError: the trainer contradicts the loader.
         """
-        if stage != "fit" or self._steps is not None:
+        if stage != "fit":
             return
-        trainer, comm = self.trainer, current()
+        trainer = self.trainer
+        _check_endless(trainer)
         dp = Shard(trainer.global_rank, trainer.world_size)
-        loader = self._make if isinstance(self._make, Loader) else self._make(dp)
-        check_ranks(loader, dp.index, dp.count)
-        if trainer.max_steps < 1:
-            raise ConfigError("Trainer: max_steps is not set, and a stream has no end; give max_steps=…")
-        if isinstance(trainer.limit_train_batches, int):
-            raise ConfigError(
-                f"Trainer: limit_train_batches is {trainer.limit_train_batches}, but a stream has no epochs, and "
-                "Lightning goes on behind the end of one with part of a step; leave it out, and validate by "
-                "val_check_interval"
-            )
-        aggregator: Aggregator | None = made_aggregator(loader, self._with_metrics, comm)
-        self._steps = MicroSteps(loader, self._micro_batch_size, metrics=aggregator, comm=comm)
+        steps = self._steps or self._made(dp)
+        check_ranks(steps.loader, dp.index, dp.count)
         trainer.accumulate_grad_batches = derived_accumulation(
-            "accumulate_grad_batches", trainer.accumulate_grad_batches, self._steps
+            "accumulate_grad_batches", trainer.accumulate_grad_batches, steps
         )
+        self._steps = steps
+
+    def _made(self, dp: Shard) -> MicroSteps:
+        loader, comm = self._make if isinstance(self._make, Loader) else self._make(dp), current()
+        aggregator: Aggregator | None = made_aggregator(loader, self._with_metrics, comm)
+        return MicroSteps(loader, self._micro_batch_size, metrics=aggregator, comm=comm)
 
     @property
     def steps(self) -> MicroSteps:
@@ -160,3 +157,21 @@ class StreamDataModule(LightningDataModule):  # type: ignore[misc]
         """Stop the loader's threads or workers."""
         if self._steps is not None:
             self._steps.rest()
+
+
+def _check_endless(trainer: Any) -> None:
+    """Refuse a trainer that says how long an epoch is, or does not say when to stop."""
+    for name in ("fast_dev_run", "overfit_batches"):
+        if getattr(trainer, name, 0):
+            raise ConfigError(
+                f"Trainer: {name} cuts epochs of some micro-batches out of a stream, which has no epochs; to try a "
+                "script out, leave it out and give max_steps=1"
+            )
+    if trainer.max_steps < 1:
+        raise ConfigError("Trainer: max_steps is not set, and a stream has no end; give max_steps=…")
+    if isinstance(trainer.limit_train_batches, int):
+        raise ConfigError(
+            f"Trainer: limit_train_batches is {trainer.limit_train_batches}, but a stream has no epochs, and "
+            "Lightning goes on behind the end of one with part of a step; leave it out, and validate by "
+            "val_check_interval"
+        )

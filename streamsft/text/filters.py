@@ -24,6 +24,8 @@ def named_filters(filters: Filters, what: str) -> dict[str, Callable[[Any], Any]
     Raises:
         ConfigError: one is no function, or has the name of another one or of another reason.
     """
+    if not isinstance(filters, Mapping | Sequence) or isinstance(filters, str):
+        raise ConfigError(f"{what}: a {type(filters).__name__} is no list of functions and no mapping of them by name")
     if not isinstance(filters, Mapping):
         given = list(filters)
         names = [_name(function, f"{what}_{number}") for number, function in enumerate(given)]

@@ -9,6 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it 
 import xxhash
 
 from streamsft.comm import Comm, agreeing
+from streamsft.errors import DataError
+from streamsft.sources.tokennames import PAIR
 from streamsft.stream.collate import IGNORE_INDEX, Batch
 from streamsft.training.loss import token_losses
 from streamsft.training.model import pick_device, prepare_model
@@ -26,7 +28,12 @@ def answer_log_probs(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
     Returns:
         float[pairs, 2], the chosen answer's first, in the order of `Batch.pairs`.
+
+    Raises:
+        DataError: the batch has none.
     """
+    if PAIR not in batch.carried:
+        raise DataError("the batch holds no preference pairs; its sources need format: preference")
     losses = token_losses(model, batch)
     starts = torch.from_numpy(batch.pairs.starts(batch.labels.shape[1]).reshape(-1)).to(losses.device)
     labelled = (batch.labels.reshape(-1) != IGNORE_INDEX).nonzero().squeeze(1)

@@ -103,13 +103,14 @@ def fit(
     size: int = 3,
     fail_at: int | None = None,
     loader: Callable[[Shard], Loader] | Loader | None = None,
+    data: StreamDataModule | None = None,
     optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] = optimizer_of,
     callbacks: list[Callback] | None = None,
     **options: Any,
 ) -> tuple[Module, StreamDataModule]:
     """Fit by Lightning, with a checkpoint every other step."""
     module = Module(optimizer, fail_at)
-    data = StreamDataModule(loader or make_loader(), micro_batch_size=size)
+    data = data or StreamDataModule(loader or make_loader(), micro_batch_size=size)
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(

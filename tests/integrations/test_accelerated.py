@@ -55,6 +55,20 @@ def test_a_checkpoint_without_the_stream_is_refused(tmp_path: Path) -> None:
         accelerator.load_state(str(tmp_path))
 
 
+def test_a_state_is_loaded_into_what_was_prepared_and_a_stream_that_was_there_before(tmp_path: Path) -> None:
+    accelerated(tmp_path)
+    accelerator = Accelerator(cpu=True)
+    stream = AcceleratedStream(accelerator, make_loader(), micro_batch_size=3)
+    with pytest.raises(StateError, match=r"no model yet to go on with; call accelerator\.prepare"):
+        stream.resume(tmp_path)
+    assert stream.step == 0
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(small_model())
+    accelerator.step = 4  # as `load_state` leaves it
+    with pytest.raises(ConfigError, match="stands at micro-batch 4; make the stream before"):
+        AcceleratedStream(accelerator, make_loader())
+
+
 def test_another_number_of_accumulation_steps_is_refused() -> None:
     with pytest.raises(ConfigError, match="gradient_accumulation_steps is 3, but the 4 packs"):
         AcceleratedStream(Accelerator(cpu=True, gradient_accumulation_steps=3), make_loader(), micro_batch_size=2)

@@ -70,6 +70,15 @@ def test_a_checkpoint_without_the_stream_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, 4, resume=str(tmp_path / "without.ckpt"))
 
 
+def test_another_trainer_goes_on_with_the_stream_in_steps_of_the_same_micro_batches(tmp_path: Path) -> None:
+    _, data = fit(tmp_path, 2, size=1)
+    fit(tmp_path, 3, size=1, data=data)
+    assert data.steps.step == 5
+    assert data.record()["data/packs"] == 20
+    with pytest.raises(ConfigError, match="max_steps is not set"):
+        fit(tmp_path, -1, data=data)
+
+
 def test_what_contradicts_the_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="accumulate_grad_batches is 3, but the 4 packs"):
         fit(tmp_path, accumulate_grad_batches=3)
@@ -77,5 +86,8 @@ def test_what_contradicts_the_loader_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, limit_train_batches=4)
     with pytest.raises(ConfigError, match="max_steps is not set"):
         fit(tmp_path, -1)
+    for name in ("fast_dev_run", "overfit_batches"):
+        with pytest.raises(ConfigError, match=f"Trainer: {name} cuts epochs"):
+            fit(tmp_path, **{name: 1})
     with pytest.raises(StateError, match=r"no stream before Trainer\.fit"):
         StreamDataModule(make_loader()).state_dict()

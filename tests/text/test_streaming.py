@@ -164,6 +164,7 @@ class TestTransformsAndFilters:
         assert reasons(source) == ["filters_0"]
         for filters, says in (
             ([short, short], "filters: two are named 'short'"),
+            (short, "filters: a function is no list of functions"),
             ({"bad_row": short}, "'bad_row' is another reason"),
             ({"other": short}, "'other' is another reason"),
             ({"a b": short}, "filters name 'a b'"),

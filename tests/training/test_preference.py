@@ -28,7 +28,16 @@ from streamsft.training.settings import DPO_METRICS, TrainResult, TrainSettings
 from streamsft.types import Shard
 from tests.fakes import source
 from tests.pairs import answers, pair_store
-from tests.training.runs import LENGTH, VOCABULARY, ListSink, audit, packs_by_step, small_model, weights
+from tests.training.runs import (
+    LENGTH,
+    VOCABULARY,
+    ListSink,
+    audit,
+    make_loader,
+    packs_by_step,
+    small_model,
+    weights,
+)
 
 STORE = pair_store(120)
 
@@ -202,3 +211,8 @@ def test_pairs_and_other_samples_are_refused_where_the_loss_is_not_for_them(tmp_
         Dpo(small_model(), 0.1).count(other)
     with pytest.raises(ConfigError, match="beta is 0"):
         TrainSettings(steps=1, run_dir=tmp_path, beta=0)
+
+
+def test_batches_without_pairs_have_no_answers() -> None:
+    with pytest.raises(DataError, match="the batch holds no preference pairs"):
+        answer_log_probs(small_model(), next(iter(make_loader())))
