@@ -151,7 +151,10 @@ def _write_page(path: Path, packs: Sequence[Pack], encoders: Encoders, title: st
 
 
 def _mix_table(built: Built, survey: Survey) -> Table:
-    table = Table(title=f"Mix over {survey.samples.total():,} draws", box=box.SIMPLE_HEAD)
+    title = f"Mix over {survey.samples.total():,} draws"
+    if built.packer.plan(1).scheduled:
+        title += ", by the weights of step 1; forecast follows them"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     table.add_column("source", overflow="fold")
     for heading in ("asked", "of samples", "of tokens", "samples", "tokens"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -79,7 +79,9 @@ def opened(
                 stored = directory.begin(fingerprint, keep=settings.keep, accept_changes=accept_changes, mix=mix)
                 if config_record is not None:
                     _write_config(run_dir, config_record)
-                _note_leg(run_dir, step=stored.step if stored is not None else 0, ranks=comm.size)
+                step = stored.step if stored is not None else 0
+                if stored is None or step < settings.steps:  # else nothing is gone on with
+                    _note_leg(run_dir, step=step, ranks=comm.size)
                 plan["checkpoint"] = stored.path.name if stored is not None else None
                 plan["moved_to"] = str(directory.moved_to) if directory.moved_to is not None else None
         plan = gather_json(comm, plan)[0]

@@ -71,6 +71,14 @@ def test_preview_shows_metrics_of_ones_own(tmp_path: Path) -> None:
     assert "data_mix/size " in shown
 
 
+def test_preview_says_that_weights_which_change_by_step_are_those_of_the_first(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config["mix"]["sources"]["units"]["weight"] = {0: 1, 10: 3}
+    console = plain()
+    preview(config, packs=0, draws=50, console=console)
+    assert "draws, by the weights of step 1; forecast follows them" in text_of(console)
+
+
 def test_a_row_is_shown_with_text_spans_tokens_and_mask(tmp_path: Path) -> None:
     console = plain()
     assert preview_row(small_config(tmp_path), "units:3", console=console) is None

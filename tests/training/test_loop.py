@@ -159,6 +159,7 @@ def test_a_run_that_has_all_its_steps_does_nothing(tmp_path: Path) -> None:
         assert (result.steps, result.resumed_from, result.stopped_by) == (6, 6, "steps")
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints").rglob("*")} == before
     assert len(audit(tmp_path)) == 6
+    assert len((tmp_path / "legs.jsonl").read_text().splitlines()) == 1, "it is no resume"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
