@@ -184,7 +184,8 @@ def _print(console: Console, found: Forecast) -> None:
 def _table(stream: StreamForecast) -> Table:
     table = Table(title=f"Forecast of {stream.steps:,} steps", box=box.SIMPLE_HEAD)
     table.add_column("source", overflow="fold")
-    for heading in ("asked", "of tokens", "samples", "tokens", "supervised", "passes", "seen", "steps/pass", "cut"):
+    asked = "asked at first" if stream.scheduled else "asked"
+    for heading in (asked, "of tokens", "samples", "tokens", "supervised", "passes", "seen", "steps/pass", "cut"):
         table.add_column(heading, justify="right")
     for source in stream.sources.values():
         table.add_row("/".join((*source.groups[1:], source.name)), *_cells(source, stream))

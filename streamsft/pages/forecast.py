@@ -54,7 +54,7 @@ def forecast_page(forecast: Mapping[str, Any], *, title: str, unit: str) -> str:
         body=(
             f'<p>{how}</p><dl class="tiles">{shown}</dl>'
             + (f"<h2>Warnings</h2><ul>{warnings}</ul>" if warnings else "")
-            + f"<h2>Sources</h2>{_table(forecast['sources'])}<h2>Over the run</h2>"
+            + f"<h2>Sources</h2>{_table(forecast['sources'], forecast['course'])}<h2>Over the run</h2>"
             + f'<div class="grid">{"".join(map(_figure, charts))}</div>'
             + "<footer><p>In a chart that has the focus: ← → move, + − zoom, 0 shows all.</p></footer>"
         ),
@@ -156,8 +156,11 @@ def _figure(chart: Mapping[str, Any]) -> str:
     )
 
 
-def _table(sources: Mapping[str, Mapping[str, Any]]) -> str:
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("source", *(column[0] for column in _COLUMNS)))
+def _table(sources: Mapping[str, Mapping[str, Any]], course: Mapping[str, Any]) -> str:
+    headings = ["source", *(column[0] for column in _COLUMNS)]
+    if any(len(set(shares)) > 1 for shares in course["asked"].values()):
+        headings[1] += " at first"
+    head = "".join(f'<th scope="col">{name}</th>' for name in headings)
     rows = "".join(
         f'<tr><th scope="row">{escaped("/".join((*source["groups"][1:], name)))}</th>'
         + "".join(f"<td>{'–' if source[key] is None else shape.format(source[key])}</td>" for _, key, shape in _COLUMNS)

@@ -132,7 +132,7 @@ def _headline(run: Run) -> list[tuple[str, float | None, str]]:
         ("packs", of["packs"], "count"),
         ("packing efficiency", run.last.get(f"{run.root}/packing_efficiency"), "share"),
         ("documents per pack", run.last.get(f"{run.root}/documents_per_pack"), "decimal"),
-        ("slots a second", run.last.get("train/slots_per_second"), "count"),
+        ("slots a second", run.overall("train/slots_per_second"), "count"),
         ("seconds a step waited for data", run.last.get("train/data_wait_seconds_total"), "short"),
         ("loss", run.last.get("train/loss"), "short"),
         ("resumes", sum(leg["step"] > 0 for leg in run.legs), "count"),
@@ -173,7 +173,9 @@ def _sources(run: Run) -> str:
             cells = "".join(_cell(run.of(name, metric), kind) for _, metric, kind in columns)
             yield f'<tr data-source="{escaped(name)}"><th scope="row">{escaped(name)}</th>{cells}</tr>'
 
-    return _table(["source", *(heading for heading, _, _ in columns)], rows(), f"Sources of {run.name}")
+    at_last = {"asked": "asked at last"} if run.changes("share_asked") else {}
+    headings = [at_last.get(heading, heading) for heading, _, _ in columns]
+    return _table(["source", *headings], rows(), f"Sources of {run.name}")
 
 
 def _marks(run: Run) -> Iterator[dict[str, Any]]:

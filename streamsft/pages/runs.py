@@ -98,6 +98,16 @@ class Run:
         """A key's number in each record; None where it has none."""
         return [record.get(key) for record in self.records]
 
+    def overall(self, key: str) -> float | None:
+        """The mean of a rate, which each record tells of the steps since the one before, over all of the run's time."""
+        steps = [now - before for before, now in zip([0, *self.steps], self.steps, strict=False)]
+        told = [(count, rate) for count, rate in zip(steps, self.series(key), strict=True) if rate]
+        return sum(count for count, _ in told) / sum(count / rate for count, rate in told) if told else None
+
+    def changes(self, metric: str) -> bool:
+        """Whether a number of a source is not the same in all records."""
+        return any(len(set(self.source_series(name, metric)) - {None}) > 1 for name in self.sources)
+
     def source_series(self, source: str, metric: str) -> Series:
         """The same of a source's metric."""
         return self.series(f"{self.prefix}{source}/{metric}")

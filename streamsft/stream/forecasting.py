@@ -129,6 +129,11 @@ class StreamForecast:
     course: Course = field(repr=False)
 
     @property
+    def scheduled(self) -> bool:
+        """Whether the shares asked for change over the run."""
+        return any(len(set(shares)) > 1 for shares in self.course.asked.values())
+
+    @property
     def slots(self) -> int:
         """Slots of all packs."""
         return self.packs * self.sequence_length

@@ -61,7 +61,7 @@ def test_the_numbers_on_the_page_are_those_of_the_records(run: Path, browser: Br
         assert {name for name, _ in rows} == {"arithmetic", "strings", "units", "more"}
         for name, values in rows:
             shown = dict(zip(heads[1:], values, strict=True))
-            for heading, metric in (("samples", "samples"), ("tokens", "tokens"), ("asked", "share_asked"),
+            for heading, metric in (("samples", "samples"), ("tokens", "tokens"), ("asked at last", "share_asked"),
                                     ("supervised tokens", "supervised_tokens"), ("passes", "passes"),
                                     ("rejected", "rejected"), ("truncated", "truncated")):  # fmt: skip
                 assert shown[heading] == last[f"data_{name}/{metric}"], (name, metric)
@@ -94,6 +94,16 @@ def test_histograms_add_up_to_the_documents_and_show_where_rows_are_cut(run: Pat
               for reason, count in zip(trace["y"], trace["x"], strict=True) if count}  # fmt: skip
     assert unused["arithmetic", "rejected: empty turn"] == 1
     assert unused["strings", "truncated"] == last["data_strings/truncated"]
+
+
+def test_a_rate_is_told_over_all_of_a_run(run: Path) -> None:
+    found = read_run(run)
+    rates = [rate for rate in found.series("train/slots_per_second") if rate]
+    assert len(rates) == len(found.steps) > 2
+    steps = [now - before for before, now in zip([0, *found.steps], found.steps, strict=False)]
+    seconds = sum(count / rate for count, rate in zip(steps, rates, strict=True))
+    assert found.overall("train/slots_per_second") == pytest.approx(found.steps[-1] / seconds)
+    assert found.overall("train/no_such_number") is None
 
 
 def test_asked_shares_follow_schedule_and_edit_and_realised_ones_follow_them(run: Path) -> None:
