@@ -266,9 +266,8 @@ class _Run:
         """Write one record of everything; one collective."""
         aggregator, step = self._parts.aggregator, batch.step
         record = aggregator.log(self._parts.loader.packer.shares(batch.data_step))
-        now, (since, from_step) = time.monotonic(), self._logged
-        self._logged = (now, step)
-        seconds = max(now - since, 1e-9)
+        since, from_step = self._logged
+        seconds = max(time.monotonic() - since, 1e-9)
         record["train/steps_per_second"] = (step - from_step) / seconds
         for name in ("slots", "supervised_tokens"):
             if (count := record.get(f"{aggregator.root}/{name}_interval")) is not None:
@@ -281,6 +280,7 @@ class _Run:
             if "train/loss" in record:
                 self._losses.append(record["train/loss"])
         self._outputs.record(step, {**record, **evaluated}, aggregator.histograms)
+        self._logged = (time.monotonic(), step)  # a tracker may take seconds to begin
 
     def _save(self, step: int) -> None:
         save(
