@@ -184,6 +184,10 @@ def _scan(
         last, first_row, behind = block.file, first_row + block.rows, behind + read
         if advance is not None:
             advance(behind)
+    return _scanned(validator, names, blocks)
+
+
+def _scanned(validator: Validator, names: Sequence[str], blocks: Sequence[Block]) -> Scanned:
     return Scanned(
         manifest=validator.manifest(names),
         facts=validator.facts,
@@ -212,12 +216,7 @@ def _scan_with(
         behind += checked.read
         if advance is not None:
             advance(behind)
-    return Scanned(
-        manifest=validator.manifest(names),
-        facts=validator.facts,
-        blocks=tuple(blocks),
-        carried=validator.carried if blocks else (),
-    )
+    return _scanned(validator, names, blocks)
 
 
 _Read = tuple[Block, tuple[pa.RecordBatch, int], StoreColumns]
