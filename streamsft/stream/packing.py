@@ -19,8 +19,6 @@ __all__ = ["Overflow", "Packing", "best_fit_decreasing", "check_overflow", "next
 Overflow = Literal["truncate", "drop", "split", "error"]
 
 _NEXT_FIT_WINDOW = 1024
-_BIN_BITS = 32
-_BIN_MASK = (1 << _BIN_BITS) - 1
 
 
 @final
@@ -129,14 +127,15 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
         Bin number per length, int64[n].
     """
     order = np.argsort(-lengths, kind="stable")
-    empty = capacity << _BIN_BITS
-    beyond = (capacity + 1) << _BIN_BITS
+    bits = len(lengths).bit_length()  # of a bin's number: no more, as Python is faster with integers below 2**30
+    empty = capacity << bits
+    beyond = (capacity + 1) << bits
     free = [beyond]  # sorted (room, bin) of the bins that have room, each pair in one integer, and one without end
     chosen: list[int] = []
     choose, use = chosen.append, free.pop
     bins = 0
-    useful = max(1, int(lengths.min(initial=capacity))) << _BIN_BITS  # with less room a bin is full
-    for length in (lengths[order] << _BIN_BITS).tolist():
+    useful = max(1, int(lengths.min(initial=capacity))) << bits  # with less room a bin is full
+    for length in (lengths[order] << bits).tolist():
         at = bisect_left(free, length)
         if free[at] < beyond:
             key = use(at)
@@ -148,7 +147,7 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
         if key >= useful:
             insort(free, key)
     result = np.empty(len(lengths), np.int64)
-    result[order] = np.array(chosen, np.int64) & _BIN_MASK
+    result[order] = np.array(chosen, np.int64) & ((1 << bits) - 1)
     return result
 
 
