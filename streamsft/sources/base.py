@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from streamsft.sources.rowids import RowIds
 from streamsft.types import Bools, IdBuffer, Int32s, Ints, lacking
 
 __all__ = ["GroupedSource", "IdsSource", "Source", "is_grouped", "is_source", "missing_members"]
@@ -59,7 +60,7 @@ class Source(Protocol):
 class IdsSource(Source, Protocol):
     """A source that can leave the masks unread of rows whose `first_supervised` and `supervised` tell all of them."""
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
+    def read_ids(self, index: Ints) -> RowIds | Sequence[IdBuffer]:
         """Token ids of the stored rows `index` (int64[k]), as `read` gives them, or as the memory of such arrays."""
 
 

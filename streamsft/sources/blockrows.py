@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.storecolumns import StoreColumns, decode
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Block", "BlockRows", "DecodedBlock"]
 
@@ -110,9 +111,9 @@ class BlockRows:
                 masks[place] = block.mask[start:stop].copy()
         return ids, masks
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """The ids alone, as `read` gives them."""
-        return self.read(index)[0]
+    def read_ids(self, index: Ints) -> RowIds:
+        """The ids alone."""
+        return RowIds.of(self.read(index)[0])
 
     def carried(self, index: Ints) -> dict[str, list[Any]]:
         """What travels with the rows `index`, by column."""

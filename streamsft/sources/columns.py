@@ -11,8 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamsft.errors import StoreError
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.tokennames import UNSUPERVISED
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Ragged", "TokenColumns", "ragged"]
 
@@ -175,9 +176,9 @@ class TokenColumns:
         chunk, starts, stops = self._places(index)
         return self._ids.read(chunk, starts, stops, np.int32), self._masks.read(chunk, starts, stops, np.bool_)
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """Ids of the rows `index`, as `read` gives them; as memory where a single map holds them as int32."""
-        return self._ids.buffers(*self._places(index))
+    def read_ids(self, index: Ints) -> RowIds:
+        """Ids of the rows `index`; no row is touched where a single map holds them as int32."""
+        return self._ids.stretches(*self._places(index))
 
     def _places(self, index: Ints) -> tuple[Ints, Ints, Ints]:
         """Chunk, first token and end of rows, the tokens numbered over all chunks."""
@@ -228,13 +229,12 @@ class _Column:
             return _cut(np.concatenate(rows) != UNSUPERVISED, stops - starts)
         return _cut(np.concatenate(rows, dtype=dtype, casting="unsafe"), stops - starts)
 
-    def buffers(self, chunk: Ints, starts: Ints, stops: Ints) -> Sequence[IdBuffer]:
-        """What `read` gives as int32, as memory where that takes no conversion."""
+    def stretches(self, chunk: Ints, starts: Ints, stops: Ints) -> RowIds:
+        """What `read` gives as int32, left where it lies where that takes no conversion."""
         if self._memory is None:
-            return self.read(chunk, starts, stops, np.int32)
+            return RowIds.of(self.read(chunk, starts, stops, np.int32))
         shift = self._shift[chunk]
-        memory = self._memory
-        return [memory[a:b] for a, b in zip((starts - shift).tolist(), (stops - shift).tolist(), strict=True)]
+        return RowIds([self._memory] * len(chunk), starts - shift, stops - shift)
 
     def _slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
         """What `read` gives, in the stored type."""

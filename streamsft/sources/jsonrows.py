@@ -17,8 +17,9 @@ from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
 from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rowchecks import checked_row
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.tokennames import IDS, LABELS, MASK, UNSUPERVISED
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["JsonBatch", "JsonRows", "json_batches"]
 
@@ -157,9 +158,9 @@ class JsonRows:
             masks.append(np.array(labels) != UNSUPERVISED if by_labels else np.array(mask or (), np.bool_))
         return ids, masks
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """The ids alone, as `read` gives them."""
-        return self.read(index)[0]
+    def read_ids(self, index: Ints) -> RowIds:
+        """The ids alone."""
+        return RowIds.of(self.read(index)[0])
 
     def carried(self, index: Ints) -> dict[str, list[Any]]:
         """What travels with the rows `index`, by column."""

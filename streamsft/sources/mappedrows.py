@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from streamsft.sources.carried import values_of
 from streamsft.sources.columns import TokenColumns
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.sources.rowids import RowIds
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["MappedRows"]
 
@@ -34,7 +35,7 @@ class MappedRows:
         """Ids int32[n] and masks bool[n] of the rows `index`; see `TokenColumns.read`."""
         return self._tokens.read(index)
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
+    def read_ids(self, index: Ints) -> RowIds:
         """The ids alone."""
         return self._tokens.read_ids(index)
 

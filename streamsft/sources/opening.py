@@ -24,12 +24,13 @@ from streamsft.sources.loading import BlockLoader
 from streamsft.sources.manifest import MANIFEST_FILE, Manifest, check_files, load_manifest
 from streamsft.sources.mappedrows import MappedRows
 from streamsft.sources.paths import Paths
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.scan import scan_files
 from streamsft.sources.sidecar import Sidecar, content_key, keep, kept, places
 from streamsft.sources.storecolumns import Chunk, StoreColumns, decode
 from streamsft.sources.storefiles import StoreFiles, find_store_files
 from streamsft.sources.validation import Validator
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Layout", "Opened", "StoreRows", "open_store", "open_table"]
 
@@ -44,8 +45,8 @@ class StoreRows(Protocol):
             IndexError: a row that is not there.
         """
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """The ids alone, as `read` gives them."""
+    def read_ids(self, index: Ints) -> RowIds:
+        """The ids alone."""
 
     def carried(self, index: Ints) -> dict[str, list[Any]]:
         """What travels with the rows `index`, by column; asked for only where something does."""

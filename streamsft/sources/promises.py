@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamsft.errors import DataError, StreamsftError
 from streamsft.sources.base import IdsSource, Source
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Promises", "is_checked", "promises_of", "read_as_promised", "read_ids_as_promised"]
 
@@ -138,7 +138,7 @@ def read_as_promised(source: Source, promises: Promises, index: Ints) -> tuple[l
     return [np.ascontiguousarray(row, np.int32) for row in ids], masks
 
 
-def read_ids_as_promised(source: IdsSource, promises: Promises, index: Ints) -> Sequence[IdBuffer]:
+def read_ids_as_promised(source: IdsSource, promises: Promises, index: Ints) -> list[Int32s]:
     """The same of ids alone, by `read_ids`."""
     where = _Where(source.name, promises, index, "read_ids()")
     given: Any = _of_user(lambda: source.read_ids(index), f"{where.all}: {where.by}")

@@ -18,7 +18,8 @@ from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
 from streamsft.sources.opening import Layout
 from streamsft.sources.pairs import carried_names, with_pairs
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
+from streamsft.sources.rowids import RowIds
+from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 __all__ = ["RowGroupStore"]
 
@@ -211,9 +212,9 @@ class RowGroupStore:
         """
         return self._rows.read(index)
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """The ids alone, as `read` gives them."""
-        return self._rows.read(index)[0]
+    def read_ids(self, index: Ints) -> RowIds:
+        """The ids alone."""
+        return RowIds.of(self._rows.read(index)[0])
 
     @property
     def carried(self) -> tuple[str, ...]:

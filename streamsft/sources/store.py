@@ -15,9 +15,10 @@ from streamsft.sources.manifest import Manifest
 from streamsft.sources.opening import Layout, Opened, open_store, open_table
 from streamsft.sources.pairs import carried_names, with_pairs
 from streamsft.sources.paths import Paths
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.storefiles import absolute, name_of
 from streamsft.sources.vocabulary import refuse_ids_beyond
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Sample, Shard, check_name, samples_of
+from streamsft.types import Bools, Int32s, Ints, Sample, Shard, check_name, samples_of
 
 if TYPE_CHECKING:
     from streamsft.sources.writer import StoreWriter
@@ -217,8 +218,8 @@ class TokenStore:
         """True where a row must not be cut, for it holds images or is a pair, bool[rows]; None where all may be."""
         return self._data.index.uncut
 
-    def read_ids(self, index: Ints) -> Sequence[IdBuffer]:
-        """Ids of the stored rows `index`, as `read` gives them."""
+    def read_ids(self, index: Ints) -> RowIds:
+        """Ids of the stored rows `index`."""
         return (self._opened or self._data).rows.read_ids(index)
 
     def __len__(self) -> int:

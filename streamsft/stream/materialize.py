@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast, final
 
@@ -177,8 +177,7 @@ def materialize(
     try:
         ids, masks = read_documents(leaves, read, documents, None if metrics else read_ids)
         carried = carried_of(leaves, documents)
-        whole = cast(Sequence[Int32s], ids)  # arrays, where there are metrics
-        values = measured(leaves, documents, whole, masks, carried, metrics) if metrics else {}
+        values = measured(leaves, documents, ids, masks, carried, metrics) if metrics else {}
     except Exception:  # whatever a user's code raises: step by step it is raised again, in its place
         if len(steps) == 1:
             raise
@@ -194,7 +193,7 @@ def materialize(
     opened = first = 0
     for step, closed, last in zip(steps, ends.tolist(), behind.tolist(), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
-        flat = _filled(ids[mine], gaps[mine])
+        flat = _filled(ids.views(mine), gaps[mine])
         known = BatchDocuments(
             packs=step.packs,
             slots=slots,
@@ -254,7 +253,7 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 
-def _filled(ids: Sequence[IdBuffer], gaps: Sequence[int]) -> Int32s:
+def _filled(ids: Iterable[IdBuffer], gaps: Sequence[int]) -> Int32s:
     """Packs end to end, int32[slots of all of them], from the ids of their documents.
 
     Args:

@@ -15,11 +15,12 @@ from streamsft.errors import ConfigError, DataError, EmptySourceError
 from streamsft.order.groups import GroupOrder
 from streamsft.sources.base import GroupedSource, IdsSource, Source, is_grouped
 from streamsft.sources.promises import Promises, is_checked, promises_of, read_as_promised, read_ids_as_promised
+from streamsft.sources.rowids import RowIds
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.draws import Unit
 from streamsft.stream.packing import Overflow, Packing
 from streamsft.stream.weights import WeightTree
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Leaf", "Mixture", "checked_groups", "usable_rows"]
 
@@ -127,12 +128,13 @@ class Leaf:
             return self.indexed.read(stored)
         return read_as_promised(self.indexed, self._promises, stored)
 
-    def read_ids(self, stored: Ints) -> Sequence[IdBuffer]:
+    def read_ids(self, stored: Ints) -> RowIds:
         """The same of ids alone, of a source that can read them alone."""
         source = cast(IdsSource, self.source)
         if self._promises is None:
-            return source.read_ids(stored)
-        return read_ids_as_promised(source, self._promises, stored)
+            given = source.read_ids(stored)
+            return given if isinstance(given, RowIds) else RowIds.of(given)
+        return RowIds.of(read_ids_as_promised(source, self._promises, stored))
 
     @property
     def grouped(self) -> GroupedSource:

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from streamsft.comm import worker_shard
 from streamsft.errors import StreamsftError
 from streamsft.sources.lastread import LastRead, note
+from streamsft.sources.rowids import RowIds
 from streamsft.stream.iocounts import IoCounts
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.materialize import RawBatch, error_to_buffers, materialize
@@ -18,7 +19,7 @@ from streamsft.stream.reading import Valued
 from streamsft.stream.shipping import Buffers, portions
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
 from streamsft.stream.topology import Topology
-from streamsft.types import Bools, IdBuffer, Int32s, Ints, Shard
+from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps"]
 
@@ -84,7 +85,7 @@ class RawSteps(IterableDataset[bytes]):
                 note(names[number], int(stored[0]), len(stored))
             return planner.read(number, stored)
 
-        def read_ids(number: int, stored: Ints) -> Sequence[IdBuffer]:
+        def read_ids(number: int, stored: Ints) -> RowIds:
             note(names[number], int(stored[0]), len(stored))
             return planner.read_ids(number, stored)
 

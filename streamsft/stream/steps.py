@@ -12,6 +12,7 @@ import numpy as np
 
 from streamsft.errors import StateError
 from streamsft.metrics.stats import SourceInfo
+from streamsft.sources.rowids import RowIds
 from streamsft.stream.balance import balanced_share
 from streamsft.stream.documents import Documents, Stretch, gathered
 from streamsft.stream.feed import read_ahead
@@ -20,7 +21,7 @@ from streamsft.stream.lanestate import LaneState
 from streamsft.stream.plan import Plan
 from streamsft.stream.state import is_before_edit
 from streamsft.stream.topology import Topology
-from streamsft.types import Bools, IdBuffer, Int32s, Ints
+from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Mixes", "StepPlan", "StepPlanner"]
 
@@ -161,7 +162,7 @@ class StepPlanner:
                 ids[place], masks[place] = row_ids, row_mask
         return ids, masks
 
-    def read_ids(self, number: int, stored: Ints) -> Sequence[IdBuffer]:
+    def read_ids(self, number: int, stored: Ints) -> RowIds:
         """Ids of rows `stored` of a source that can read them alone."""
         return self._mixes.leaves[number].read_ids(stored)
 
