@@ -23,7 +23,10 @@ from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps"]
 
-_READ_TOGETHER = 1024  # documents of several steps, which spares what is done once for them
+# Documents of several steps are read together, which spares what is done once for them; rows that have to be copied
+# then take 20 MB of ids and masks.
+_READ_TOGETHER = 4096
+_SLOTS_TOGETHER = 1 << 22
 
 
 @final
@@ -91,12 +94,13 @@ class RawSteps(IterableDataset[bytes]):
 
         together: list[StepPlan] = []
         documents, enough = 0, 1  # the first step alone, for it is waited for
+        most = max(1, _SLOTS_TOGETHER // (self.topology.packs * self.slots))
         for step in self._planned(planner, shard):
             skipped = bool(self.skip) and any(first <= step.step <= last for first, last in self.skip)
             if not skipped:
                 together.append(step)
                 documents += sum(stretch.size for stretch in step.stretches)
-            if skipped or self.mixes.owned or documents >= enough:
+            if skipped or self.mixes.owned or documents >= enough or len(together) >= most:
                 if together:
                     planner.announce(new=True)
                 made = materialize(self.mixes.leaves, read, read_ids, together, self.slots, self.metrics, align)
