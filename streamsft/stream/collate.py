@@ -259,6 +259,7 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
     """The four arrays of a batch, int64[packs, sequence_length] each, in the order of `_TENSORS`."""
     places, (packs, slots) = raw.places, raw.ids.shape
     input_ids = raw.ids.astype(np.int64)
+    labels = labels_of(input_ids, raw.runs)
     numbers = places.number.repeat(places.reach).reshape(packs, slots)
     positions = _positions(places, slots).reshape(packs, slots)
     for pack, end in enumerate(places.used):
@@ -266,7 +267,7 @@ def _laid_out(raw: RawBatch, pad_id: int) -> tuple[Ints, Ints, Ints, Ints]:
             numbers[pack, end:] = positions[pack, end:] = 0
             if pad_id:
                 input_ids[pack, end:] = pad_id
-    return input_ids, labels_of(raw.ids, raw.labelled), positions, numbers
+    return input_ids, labels, positions, numbers
 
 
 def _positions(places: Places, slots: int) -> Ints:

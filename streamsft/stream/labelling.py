@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from streamsft.stream.documents import Documents
 from streamsft.types import Bools, Int32s, Ints
 
-__all__ = ["IGNORE_INDEX", "Labelled", "label_stretches", "labels_of"]
+__all__ = ["IGNORE_INDEX", "Labelled", "label_stretches", "labels_of", "runs_of"]
 
 IGNORE_INDEX = -100
 """Label of what is not trained on: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -67,19 +68,37 @@ def _masked(firsts: Ints, masks: Sequence[Bools]) -> Labelled:
     return Labelled((borders + (firsts - place)[document, None]).astype(np.int32), supervised, turns)
 
 
-def labels_of(ids: Int32s, stretches: Int32s) -> Ints:
+def runs_of(labelled: Labelled, ends: Ints) -> tuple[Ints, list[int]]:
+    """Slots without a label and with one, in turn, step by step, each with those behind its last label at the end.
+
+    Args:
+        labelled: the labels of some steps.
+        ends: number of slots up to the end of each step, int64[steps].
+
+    Returns:
+        int64[2 * stretches + steps], and where the runs of each step begin, and end.
+    """
+    behind = labelled.stretches[:, 0].searchsorted(ends)
+    borders = np.insert(labelled.stretches.reshape(-1).astype(np.int64), 2 * behind, ends)
+    return np.diff(borders, prepend=0), [0, *(2 * behind + np.arange(1, len(ends) + 1)).tolist()]
+
+
+def labels_of(ids: Ints, runs: Ints) -> Ints:
     """The id where there is a label, else `IGNORE_INDEX`: int64, of the shape of `ids`.
 
     Args:
-        ids: token ids >= 0, int32.
-        stretches: where labels are, int32[stretches, 2], as in `Labelled`; slots are those of ``ids.reshape(-1)``.
+        ids: token ids from 0 to below 2**31, int64.
+        runs: slots of ``ids.reshape(-1)`` without a label and with one, in turn, int64[2 * stretches + 1].
     """
-    runs = np.empty(stretches.size + 1, np.int64)  # slots without a label and with one, in turn
-    edges = stretches.reshape(-1)
-    runs[:-1], runs[-1] = edges, ids.size
-    runs[1:] -= edges
-    most = np.empty(len(runs), np.int32)
-    most[::2], most[1::2] = IGNORE_INDEX, _ANY
-    # The smaller of the two, rather than a choice by a mask, is what processors have one instruction for.
-    chosen = most.repeat(runs).reshape(ids.shape)
-    return np.minimum(ids, chosen, out=chosen).astype(np.int64)
+    most = _in_turn(1 << len(runs).bit_length())[: len(runs)].repeat(runs).reshape(ids.shape)
+    # The smaller of the two takes less time than a choice by a mask.
+    return np.minimum(ids, most, out=most)
+
+
+@lru_cache(maxsize=4)
+def _in_turn(count: int) -> Ints:
+    """What ids are at most where there is no label and where there is one, in turn, int64[count]."""
+    most = np.full(count, IGNORE_INDEX, np.int64)
+    most[1::2] = _ANY
+    most.flags.writeable = False
+    return most

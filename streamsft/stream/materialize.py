@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, cast, final
 
 import numpy as np
@@ -16,14 +17,14 @@ from streamsft.errors import StreamsftError
 from streamsft.stream.aligning import slots_taken
 from streamsft.stream.carrying import carried_of, from_blob, part_of, to_blob
 from streamsft.stream.documents import Documents, gathered
-from streamsft.stream.labelling import Labelled, label_stretches
+from streamsft.stream.labelling import Labelled, label_stretches, runs_of
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.mixture import Leaf
 from streamsft.stream.reading import Read, ReadIds, Valued, measured, read_documents
 from streamsft.stream.records import BatchDocuments, DocumentTable, KnownDocuments, Places, StepEnd
 from streamsft.stream.shipping import Buffers
 from streamsft.stream.steps import Mixes, StepPlan
-from streamsft.types import Bools, IdBuffer, Int32s
+from streamsft.types import Bools, IdBuffer, Int32s, Ints
 
 __all__ = ["RawBatch", "error_to_buffers", "materialize"]
 
@@ -35,14 +36,14 @@ class RawBatch:
 
     Attributes:
         ids: token ids, int32[packs, sequence_length]; 0 on padding.
-        labelled: where labels are, supervised tokens but for the first of each document: first slot and the slot
-            behind it of each stretch, int32[stretches, 2], slots numbered over all packs.
+        runs: slots without a label and with one, in turn, over all packs, int64[2 * stretches + 1]; labels are the
+            supervised tokens but for the first of each document.
         places: where documents stand.
         documents: what is known of the documents, and what the step leaves beside them.
     """
 
     ids: Int32s
-    labelled: Int32s
+    runs: Ints
     places: Places
     documents: BatchDocuments
 
@@ -62,7 +63,7 @@ class RawBatch:
         )
         return cls(
             ids=np.empty((0, 0), np.int32),
-            labelled=np.empty((0, 2), np.int32),
+            runs=nothing,
             places=Places(nothing, nothing, nothing, (), begun=True),
             documents=documents,
         )
@@ -79,14 +80,14 @@ class RawBatch:
         table, values, (step, refused, lanes) = self.documents.table, self.documents.values, self.documents.end
         header = {
             "step": step,
-            "shapes": [len(table.source), len(self.labelled), *self.ids.shape],
+            "shapes": [len(table.source), len(self.runs), *self.ids.shape],
             "values": list(values),
             "refused": list(refused),
             "used": self.places.used,
             "begun": self.places.begun,
             "lanes": {number: state.to_json() for number, state in lanes.items()},
         }
-        arrays: list[NDArray[Any]] = [*table, *self.places[:3], *values.values(), self.ids, self.labelled]
+        arrays: list[NDArray[Any]] = [*table, *self.places[:3], self.runs, *values.values(), self.ids]
         return [_header(header), *arrays, to_blob(self.documents.carried)]
 
     @classmethod
@@ -100,7 +101,7 @@ class RawBatch:
         header = json.loads(bytes(data[8:at]))
         if "error" in header:
             raise getattr(errors, header["error"])(header["message"])
-        entries, stretches, *shape = header["shapes"]
+        entries, runs, *shape = header["shapes"]
 
         def next_array(dtype: type[np.generic], count: int) -> NDArray[Any]:
             nonlocal at
@@ -111,6 +112,7 @@ class RawBatch:
         table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
         number, origin, reach = (next_array(np.int64, entries) for _ in range(3))
         places = Places(number, origin, reach, header["used"], header["begun"])
+        of_labels = next_array(np.int64, runs)
         values = {name: next_array(np.float64, entries) for name in header["values"]}
         end = StepEnd(
             step=header["step"],
@@ -120,7 +122,6 @@ class RawBatch:
             },
         )
         ids = next_array(np.int32, math.prod(shape)).reshape(shape)
-        labelled = next_array(np.int32, 2 * stretches).reshape(-1, 2)
         carried = from_blob(bytes(data[at:]))
         documents = BatchDocuments(
             packs=shape[0],
@@ -132,7 +133,7 @@ class RawBatch:
             carried=carried,
             end=end,
         )
-        return cls(ids=ids, labelled=labelled, places=places, documents=documents)
+        return cls(ids=ids, runs=of_labels, places=places, documents=documents)
 
 
 def error_to_buffers(error: StreamsftError) -> Buffers:
@@ -187,11 +188,10 @@ def materialize(
     chunk = _arranged(documents, masks, sum(step.packs for step in steps), slots, align)
     number, origin, reach, used, begun = chunk.places
     gaps = (reach - documents.length).tolist()
-    stretches = chunk.labelled.stretches
     ends = np.cumsum([step.packs for step in steps])
-    behind = stretches[:, 0].searchsorted(ends * slots)
-    opened = first = 0
-    for step, closed, last in zip(steps, ends.tolist(), behind.tolist(), strict=True):
+    runs, turns = runs_of(chunk.labelled, ends * slots)
+    opened = 0
+    for step, closed, (first, last) in zip(steps, ends.tolist(), pairwise(turns), strict=True):
         mine = slice(chunk.borders[opened], chunk.borders[closed])
         flat = _filled(ids.views(mine), gaps[mine])
         known = BatchDocuments(
@@ -206,11 +206,11 @@ def materialize(
         )
         yield RawBatch(
             ids=flat.reshape(step.packs, slots),
-            labelled=stretches[first:last] - opened * slots,
+            runs=runs[first:last],
             places=Places(number[mine], origin[mine], reach[mine], used[opened:closed], begun),
             documents=known,
         )
-        opened, first = closed, last
+        opened = closed
 
 
 class _Chunk(NamedTuple):

@@ -83,9 +83,9 @@ def test_batch_survives_its_way_as_bytes(mix: Mix) -> None:
     steps = RawSteps(mixes, topology, mix.sequence_length, metrics, 0, {})
     for raw in islice(steps.batches(Shard()), 3):
         back = RawBatch.from_bytes(b"".join(raw.to_buffers()), mixes)
-        assert raw.ids.dtype == raw.labelled.dtype == np.int32
+        assert raw.ids.dtype == np.int32
         assert back.ids.tolist() == raw.ids.tolist()
-        assert back.labelled.tolist() == raw.labelled.tolist()
+        assert back.runs.tolist() == raw.runs.tolist()
         assert [np.array(part).tolist() for part in back.places] == [np.array(part).tolist() for part in raw.places]
         left, right = raw.documents, back.documents
         assert (right.packs, right.end) == (left.packs, left.end)
