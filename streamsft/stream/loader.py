@@ -63,7 +63,7 @@ class Loader:
         start_method: how worker processes start: ``fork``, ``spawn`` or ``forkserver``; None is Python's default.
         background: with 0 workers, read in a thread beside the training step.
         timeout: seconds without a sign of a worker after which others take its place; None waits.
-        prefetch: batches kept ready; with workers portions of up to four batches, per worker.
+        prefetch: batches kept ready; with workers portions of up to eight batches, per worker.
         lanes_per_step: independent streams (lanes) that a step draws from; kept when a run is resumed. By default 1;
             with a source that streams or is read by row groups gcd(`global_batch_size`, 8): `dp.count` divides it.
         lane_groups: groups of so many lanes that take turns; by default 1, with such a source 4: `workers` divides it.

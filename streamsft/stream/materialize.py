@@ -109,8 +109,9 @@ class RawBatch:
             at += array.nbytes
             return array
 
-        table = DocumentTable(*(next_array(np.int64, entries) for _ in DocumentTable._fields))
-        number, origin, reach = (next_array(np.int64, entries) for _ in range(3))
+        fields = len(DocumentTable._fields)
+        columns = next_array(np.int64, (fields + 3) * entries).reshape(-1, entries)
+        table, (number, origin, reach) = DocumentTable(*columns[:fields]), columns[fields:]
         places = Places(number, origin, reach, header["used"], header["begun"])
         of_labels = next_array(np.int64, runs)
         values = {name: next_array(np.float64, entries) for name in header["values"]}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from streamsft.comm import worker_shard
 from streamsft.errors import StreamsftError
@@ -19,6 +19,7 @@ from streamsft.stream.reading import Valued
 from streamsft.stream.shipping import Buffers, portions
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
 from streamsft.stream.topology import Topology
+from streamsft.stream.watch import end_with_parent
 from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps"]
@@ -128,6 +129,8 @@ class RawSteps(IterableDataset[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
         shard = worker_shard(Shard())
+        if get_worker_info() is not None:
+            end_with_parent()
         if self.last_read is not None:
             self.last_read.begin(shard.index)
         yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)

@@ -14,7 +14,7 @@ __all__ = ["Buffers", "in_turn", "packed", "portions", "unpacked", "widen"]
 Buffers = Sequence[Any]
 """Objects whose bytes are sent one behind the other: bytes, and contiguous arrays."""
 
-_MOST = 4  # batches in one message
+_MOST = 8  # batches in one message
 _ALIGNMENT = 8  # bytes: what the arrays of a batch need
 _PIPE_BYTES = 1 << 20  # the most that Linux grants anyone
 
@@ -39,7 +39,7 @@ def unpacked(data: bytes) -> tuple[int, list[memoryview]]:
 
 
 def portions(batches: Iterable[Buffers], sender: int, *, one_by_one: bool) -> Iterator[bytes]:
-    """`batches` in portions that grow to four, as the first is waited for; or each alone, if they take long to make."""
+    """`batches` in portions that grow to eight, as the first is waited for; one by one if they take long to make."""
     portion: list[Buffers] = []
     enough = 1
     for batch in batches:

@@ -1,10 +1,11 @@
-"""Worker processes under watch: they are killed when the one that is waited for hangs."""
+"""Worker processes under watch: they are killed when the one that is waited for hangs, and end with their parent."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ctypes import c_bool
@@ -16,12 +17,28 @@ from typing import Any, Self, final
 
 from streamsft.sources.lastread import LastRead
 
-__all__ = ["HangError", "Processes", "Watch"]
+__all__ = ["HangError", "Processes", "Watch", "end_with_parent"]
 
 _TICK_S = 1.0
 _START_S = 300.0  # at least: new processes import torch, from a file system that may be slow
 _JOIN_S = 5.0  # a process that waits for a disk or a network may take a moment to die
 _FILLING = bytes(1 << 16)
+
+
+def end_with_parent() -> None:
+    """Have this process, a worker, end within some seconds of the one that it works for, however that dies.
+
+    By itself a worker would wait for ever for somebody to take what it has made. torch's own watch asks it to end, but
+    it sends its last messages first.
+    """
+    starter, parent = os.getppid(), multiprocessing.parent_process()  # a server of forks is not who it works for
+
+    def watch() -> None:
+        while os.getppid() == starter and (parent is None or parent.is_alive()):
+            time.sleep(_TICK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="streamsft-parent", daemon=True).start()
 
 
 @final

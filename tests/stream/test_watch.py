@@ -12,6 +12,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from streamsft.errors import ConfigError, DataError
@@ -23,6 +24,7 @@ from streamsft.stream.packer import Packer
 from streamsft.stream.watch import HangError, Processes, Watch
 from tests import laws
 from tests.fakes import source
+from tests.processes import start
 from tests.stream.hanging import Hanging, HangingText, blocks, stops
 from tests.training.runs import packs_by_step, run
 
@@ -59,6 +61,28 @@ def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     run(tmp_path / "plain", STEPS, loader=_loader(_mix(hanging)))
     assert packs_by_step(tmp_path / "watched") == packs_by_step(tmp_path / "plain")
     assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
+
+
+def _leave_workers(method: str) -> None:
+    """Print the ids of two workers, whose messages fill the pipe, and wait."""
+    packer = Packer(source("s", range(2, 200)), 1 << 15, lookahead=0)
+    batches = iter(Loader(packer, global_batch_size=4, workers=2, start_method=method))  # type: ignore[arg-type]
+    next(batches)
+    print(*[child.pid for child in active_children()], flush=True)
+    signal.pause()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_end_with_the_process_they_work_for(method: str) -> None:
+    working = start(_leave_workers, method)
+    workers = [psutil.Process(int(pid)) for pid in working.readline().split()]
+    assert len(workers) == 2
+    os.kill(working.pid, signal.SIGKILL)
+    left = psutil.wait_procs(workers, timeout=60)[1]
+    for worker in left:
+        worker.kill()
+    assert working.end().returncode == -signal.SIGKILL
+    assert not left
 
 
 def test_worker_of_a_streaming_source_is_named_with_the_file_and_row(
