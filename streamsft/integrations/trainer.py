@@ -17,6 +17,7 @@ from streamsft.integrations.trainerchecks import (
     check_arguments,
     check_evaluated,
     check_given,
+    check_kind,
     check_normalisation,
     prepares,
 )
@@ -76,6 +77,7 @@ class StreamTrainerMixin:
             )
         if args is None or args.max_steps < 1:
             raise ConfigError("TrainingArguments: max_steps is not set, and a stream has no end; give max_steps=…")
+        check_kind(type(self), args)
         ranks = args.world_size  # joins the process group if there is one
         self._comm = current()
         aggregator = made_aggregator(loader, metrics, self._comm)
@@ -169,7 +171,9 @@ class StreamTrainerMixin:
 
     def _correct_tokens(self) -> None:
         """Put the tokens that were trained on in place of those that TRL counted. Collective where it did."""
-        counted = [numbers for numbers in getattr(self, "_metrics", {}).values() if "num_tokens" in numbers]
+        kept = getattr(self, "_metrics", None)
+        modes = kept.values() if isinstance(kept, dict) else ()
+        counted = [numbers for numbers in modes if isinstance(numbers, dict) and "num_tokens" in numbers]
         if counted:
             tokens = self._steps.trained_tokens()
             for numbers in counted:

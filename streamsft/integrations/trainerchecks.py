@@ -9,7 +9,7 @@ from typing import Any
 from streamsft.errors import ConfigError
 from streamsft.stream.loader import Loader
 
-__all__ = ["check_arguments", "check_evaluated", "check_given", "check_normalisation", "prepares"]
+__all__ = ["check_arguments", "check_evaluated", "check_given", "check_kind", "check_normalisation", "prepares"]
 
 _PACKS, _RENDERED = "the loader packs", "the tokens of the loader are made already"
 _MASKED = "the loader's loss masks say what is trained on (train_on of a source)"
@@ -31,6 +31,20 @@ _AT_DEFAULT = {
     "chat_template_path": f"{_RENDERED}; give the template to the tokenizer that makes them",
 }
 """Arguments of `TrainingArguments` and of TRL's `SFTConfig` that are to be as they are by default."""
+
+
+def check_kind(trainer: type, args: Any) -> None:
+    """Refuse a trainer of TRL's that would make data of its own, as all but `SFTTrainer` with an `SFTConfig` do.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    theirs = [base.__name__ for base in trainer.__mro__ if base.__module__.partition(".")[0] == "trl"]
+    if theirs and not prepares(args):
+        raise ConfigError(
+            f"{trainer.__name__}: TRL's {theirs[0]} with {type(args).__name__} would prepare data of its own; derive "
+            "from SFTTrainer and give trl.SFTConfig, or from StreamTrainer"
+        )
 
 
 def check_arguments(args: Any, loader: Loader) -> None:

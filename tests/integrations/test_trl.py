@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from streamsft.errors import ConfigError
@@ -112,6 +112,8 @@ def test_the_mixin_stands_in_front_of_a_trainer(tmp_path: Path) -> None:
         ConfigError, match=r"SFTTrainer stands before .* write class Late\(StreamTrainerMixin, SFTTrain"
     ):
         type("Late", (SFTTrainer, StreamTrainerMixin), {})
+    with pytest.raises(ConfigError, match=r"TRL's SFTTrainer with TrainingArguments .* give trl\.SFTConfig"):
+        StreamSFTTrainer(None, TrainingArguments(str(tmp_path), max_steps=1), loader=make_loader())
     alone = type("Alone", (StreamTrainerMixin,), {})
     with pytest.raises(ConfigError, match="Alone: StreamTrainerMixin is no Trainer by itself"):
         alone(None, None, loader=make_loader())
