@@ -95,6 +95,9 @@ _ELSEWHERE_IN_SOURCE = dict.fromkeys(WEIGHT_ELSEWHERE, "weight") | {
     "val_size": "holdout",
     "validation_split": "holdout",
 }
+_EITHER_IN_LOADER = {
+    "batch_size": "'global_batch_size' (packs of a step over all ranks) or 'micro_batch_size' (at a time on a rank)"
+}
 _NOTES = {
     "train.steps": "training is counted in steps, never in epochs",
     "loader.micro_batch_size": "accumulation follows from it: global_batch_size / ranks / micro_batch_size",
@@ -181,6 +184,8 @@ def _suggest(path: KeyPath, sections: Sections, data: Mapping[str, Any]) -> str:
     if in_source and _ELSEWHERE_IN_SOURCE.get(key) in here:
         return f"; here it is called {_ELSEWHERE_IN_SOURCE[key]!r}"
     spelled = key.lower().replace("-", "_")
+    if section == ("loader",) and spelled in _EITHER_IN_LOADER:
+        return f"; did you mean {_EITHER_IN_LOADER[spelled]}?"
     if (near := difflib.get_close_matches(spelled, here, 1, 0.75)) and near[0] != key:
         return f"; did you mean {near[0]!r}?"
     if spelled in _ELSEWHERE:

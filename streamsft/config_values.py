@@ -80,9 +80,20 @@ Weight = Annotated[
     Discriminator(lambda value: "<schedule>" if isinstance(value, Mapping) else "<number>"),
 ]
 """A number, or numbers by training step; `config_weights` has seen to what a schedule holds."""
+
+
+def _holding(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        raise ValueError(
+            "0 holds nothing out; give a fraction of the rows such as 0.02, or a number of them, or leave the key out"
+        )
+    return value
+
+
 HoldOut = Annotated[
     Annotated[Fraction, Tag("<fraction>")] | Annotated[Positive, Tag("<rows>")],
     Discriminator(lambda value: "<fraction>" if isinstance(value, float) else "<rows>"),
+    BeforeValidator(_holding),
 ]
 _SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
 _UNITS = {

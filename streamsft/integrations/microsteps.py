@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, final
 
-from streamsft.comm import Comm, agree, agreeing, current, gather_json
+import torch.distributed as dist
+
+from streamsft.comm import Comm, TorchComm, agree, agreeing, current, gather_json
 from streamsft.errors import ConfigError, StateError, StreamsftError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.collate import Batch
+from streamsft.stream.handing import refuse_begun
 from streamsft.stream.loader import Loader
 from streamsft.stream.state import merged
 from streamsft.training.stepping import exchange
@@ -35,7 +38,7 @@ class MicroSteps:
         comm: the ranks; None is the default process group, or this process alone.
 
     Raises:
-        ConfigError: `micro_batch_size` is below 1.
+        ConfigError: `micro_batch_size` is below 1, or the loader was iterated.
     """
 
     def __init__(
@@ -50,13 +53,17 @@ class MicroSteps:
         self.micro_batch_size = packs if micro_batch_size is None else micro_batch_size
         if self.micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size: {micro_batch_size} packs; give at least 1")
+        refuse_begun(loader)
         self.loader = loader
         self.metrics = metrics
         self.parts = -(-packs // self.micro_batch_size)
         self._comm = comm or current()
+        self._replicas = max(1, self._comm.size // loader.topology.dp.count)
         self._source: Iterator[Batch] | None = None
         self._begun = False
         self._untold: list[Batch] = []
+        self._trained = 0
+        self._trained_before: int | None = 0
         self._queue: deque[Batch] = deque()
         self._handed = self._iterations = 0
         self._step, self._data_step, self._part = loader.step, loader.data_step, self.parts
@@ -106,7 +113,11 @@ class MicroSteps:
         step = self.loader.step
         self._queue.extend(parts)
         self._borders[step] = self.loader.state_dict()
-        self._tokens[step], _ = exchange(self._comm, sum(part.supervised_tokens for part in parts), 0)
+        self._tokens[step] = self._summed(sum(part.supervised_tokens for part in parts))
+
+    def _summed(self, count: int) -> int:
+        """The sum of `count` over ranks, of which those that get the same batches count once. Collective."""
+        return exchange(self._comm, count, 0)[0] // self._replicas
 
     def consumed(self, batch: Batch) -> None:
         """Note that `batch`, the oldest that was handed out, is trained on.
@@ -132,6 +143,7 @@ class MicroSteps:
     def _take_in(self) -> None:
         """Give the metrics the numbers of a finished step."""
         for part in self._untold:
+            self._trained += int(part.documents.table.length.sum())
             if self.metrics is not None:
                 self.metrics.update(part.stats)
         self._untold.clear()
@@ -152,6 +164,16 @@ class MicroSteps:
             self._take_in()
         return self.metrics.log(self.loader.packer.shares(self._data_step))
 
+    def trained_tokens(self) -> int | None:
+        """Tokens of the finished steps on all ranks, padding not included, over all resumes. Collective.
+
+        None where a checkpoint on the way does not say it.
+        """
+        if self.at_border:
+            self._take_in()
+        here = self._summed(self._trained)
+        return None if self._trained_before is None else self._trained_before + here
+
     def state(self, *, finished: bool = True) -> dict[str, Any]:
         """The stream's and the metrics' state behind the last finished step, as JSON, the same on every rank.
 
@@ -171,10 +193,12 @@ class MicroSteps:
         agree(self._comm, failure)
         if step == self._step:
             self._take_in()
+        here = self._summed(self._trained)
         mine = self._borders[step] if self._begun else self.loader.state_dict()
         return {
             "loader": merged(gather_json(self._comm, mine), self.loader.topology.lanes),
             "metrics": None if self.metrics is None else self.metrics.gather_state(),
+            "tokens": None if self._trained_before is None else self._trained_before + here,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -190,6 +214,7 @@ class MicroSteps:
             if self.metrics is not None and state["metrics"] is not None:
                 self.metrics.load_state(state["metrics"])
             self._step, self._data_step = self.loader.step, self.loader.data_step
+            self._trained_before = state.get("tokens")
 
     def rest(self) -> None:
         """Stop the loader's threads or workers, if the loop ended at a border and fetched nothing ahead.
@@ -211,7 +236,16 @@ def made_aggregator(loader: Loader, metrics: Aggregator | bool, comm: Comm) -> A
         raise ConfigError(f"loader: {type(loader).__name__} is no Loader; give streamsft.Loader(packer, …)")
     if isinstance(metrics, Aggregator):
         return metrics
-    return Aggregator(loader.sources, loader.metrics, comm=comm) if metrics else None
+    return Aggregator(loader.sources, loader.metrics, comm=_sharing_out(loader, comm)) if metrics else None
+
+
+def _sharing_out(loader: Loader, comm: Comm) -> Comm:
+    """Of the ranks of `comm` those that get other batches than this one, and itself, so that each counts once."""
+    replicas = comm.size // loader.topology.dp.count
+    if replicas < 2 or not isinstance(comm, TorchComm):
+        return comm
+    ranks = list(range(comm.rank % replicas, comm.size, replicas))
+    return TorchComm(dist.new_group(ranks, use_local_synchronization=True))
 
 
 def check_ranks(loader: Loader, rank: int, ranks: int, replicas: int = 1) -> None:

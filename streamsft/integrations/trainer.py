@@ -13,19 +13,20 @@ from streamsft.comm import agreeing, current, gather_json
 from streamsft.errors import ConfigError, RunError, StateError
 from streamsft.integrations.inputs import check_attention, packed_inputs
 from streamsft.integrations.microsteps import MicroSteps, check_ranks, derived_accumulation, made_aggregator
+from streamsft.integrations.trainerchecks import (
+    check_arguments,
+    check_evaluated,
+    check_given,
+    check_kind,
+    check_normalisation,
+    prepares,
+)
 from streamsft.integrations.trainerfiles import begin_checkpoint, read_stream, whole_checkpoint
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.loader import Loader
 from streamsft.training.loss import refuse_pairs
 
 __all__ = ["StreamTrainer", "StreamTrainerMixin"]
-
-_WITHOUT_EFFECT = {
-    "dataloader_num_workers": "give workers= to the Loader",
-    "auto_find_batch_size": "the micro-batches of a step are fixed",
-    "packing": "the loader packs",
-    "padding_free": "the loader packs",
-}
 
 
 class StreamTrainerMixin:
@@ -49,6 +50,16 @@ class StreamTrainerMixin:
         ConfigError: an argument contradicts the loader, or would be without effect.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        before = [base for base in order[: order.index(StreamTrainerMixin)] if not issubclass(base, StreamTrainerMixin)]
+        if any(issubclass(base, Trainer) for base in before):
+            raise ConfigError(
+                f"class {cls.__name__}: {before[0].__name__} stands before StreamTrainerMixin, and would be given the "
+                f"loader; write class {cls.__name__}(StreamTrainerMixin, {before[0].__name__})"
+            )
+
     def __init__(
         self,
         model: Any = None,
@@ -59,17 +70,20 @@ class StreamTrainerMixin:
         **kwargs: Any,
     ) -> None:
         trainer: Any = self
+        if not isinstance(self, Trainer):
+            raise ConfigError(
+                f"{type(self).__name__}: StreamTrainerMixin is no Trainer by itself; write class "
+                f"{type(self).__name__}(StreamTrainerMixin, SFTTrainer), or use StreamTrainer"
+            )
         if args is None or args.max_steps < 1:
             raise ConfigError("TrainingArguments: max_steps is not set, and a stream has no end; give max_steps=…")
-        _check_arguments(args, kwargs)
+        check_kind(type(self), args)
         ranks = args.world_size  # joins the process group if there is one
         self._comm = current()
-        self._steps = MicroSteps(
-            loader,
-            args.per_device_train_batch_size,
-            metrics=made_aggregator(loader, metrics, self._comm),
-            comm=self._comm,
-        )
+        aggregator = made_aggregator(loader, metrics, self._comm)
+        check_arguments(args, loader)
+        check_given(kwargs, args)
+        self._steps = MicroSteps(loader, args.per_device_train_batch_size, metrics=aggregator, comm=self._comm)
         args.gradient_accumulation_steps = derived_accumulation(
             "gradient_accumulation_steps", args.gradient_accumulation_steps, self._steps
         )
@@ -78,7 +92,7 @@ class StreamTrainerMixin:
         super().__init__(model=model, args=args, **_without_preparation(args, kwargs))  # type: ignore[call-arg]
         check_ranks(loader, args.process_index, ranks, _replicas(trainer))
         self._flat = check_attention(trainer.accelerator.unwrap_model(trainer.model))
-        _check_normalisation(trainer)
+        check_normalisation(trainer)
 
     def get_train_dataloader(self) -> Any:
         """The stream's micro-batches as the model's arguments, up to the last step; not to be sharded again."""
@@ -127,9 +141,25 @@ class StreamTrainerMixin:
         finally:
             self._steps.rest()
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's; beside a record of training, loggers get the stream's metrics."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, of tokenized rows.
+
+        Raises:
+            ConfigError: TRL's would have to prepare the rows first.
+        """
         trainer: Any = self
+        if prepares(trainer.args):
+            check_evaluated(eval_dataset)
+        return super().evaluate(eval_dataset, *args, **kwargs)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; beside a record of training, loggers get the stream's metrics.
+
+        TRL's ``num_tokens`` is the tokens of all steps so far, over all resumes: its own count takes a micro-batch for
+        one row, and padding for tokens.
+        """
+        trainer: Any = self
+        self._correct_tokens()
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
         record = self._steps.record() if "loss" in logs else {}
         if record:
@@ -138,6 +168,18 @@ class StreamTrainerMixin:
                     callback.on_log(
                         trainer.args, trainer.state, trainer.control, logs=dict(record), model=trainer.model
                     )
+
+    def _correct_tokens(self) -> None:
+        """Put the tokens that were trained on in place of those that TRL counted. Collective where it did."""
+        kept = getattr(self, "_metrics", None)
+        modes = kept.values() if isinstance(kept, dict) else ()
+        counted = [numbers for numbers in modes if isinstance(numbers, dict) and "num_tokens" in numbers]
+        if counted:
+            tokens = self._steps.trained_tokens()
+            for numbers in counted:
+                del numbers["num_tokens"]
+                if tokens is not None:
+                    numbers["num_tokens"] = [tokens]
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         trainer: Any = self
@@ -180,26 +222,9 @@ class _Inputs:
             yield packed_inputs(batch, flat=self._flat)
 
 
-def _check_arguments(args: TrainingArguments, given: dict[str, Any]) -> None:
-    """Refuse what would be without effect."""
-    for name in ("train_dataset", "data_collator", "formatting_func"):
-        if given.get(name) is not None:
-            raise ConfigError(f"StreamTrainer: {name} is given, but the loader makes the batches; leave it out")
-    for name, fix in _WITHOUT_EFFECT.items():
-        if getattr(args, name, None):
-            raise ConfigError(f"TrainingArguments: {name} is {getattr(args, name)!r}; leave it out: {fix}")
-    if args.world_size > 1 and not args.average_tokens_across_devices:
-        raise ConfigError(
-            "TrainingArguments: average_tokens_across_devices is False, so ranks with few supervised tokens would "
-            "weigh as much as others; leave it True"
-        )
-    if args.n_gpu > 1:
-        raise ConfigError(f"one process has {args.n_gpu} GPUs; start a process for each, with torchrun")
-
-
 def _without_preparation(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments for a class that wants a dataset and prepares it, which it then is not given the chance to."""
-    if not hasattr(args, "dataset_kwargs"):
+    if not prepares(args):
         return kwargs
     from datasets import Dataset
 
@@ -210,11 +235,3 @@ def _without_preparation(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 def _replicas(trainer: Any) -> int:
     """How many ranks get the same batch."""
     return int(trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size())
-
-
-def _check_normalisation(trainer: Any) -> None:
-    if not (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func):
-        raise ConfigError(
-            f"{type(trainer.model).__name__}: its loss takes no num_items_in_batch, so micro-batches would weigh alike "
-            "however few of their tokens are supervised; give compute_loss_func=…, which takes it"
-        )

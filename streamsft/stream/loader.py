@@ -15,6 +15,7 @@ from streamsft.stream.background import in_background
 from streamsft.stream.balance import Balance
 from streamsft.stream.collate import Batch, collated
 from streamsft.stream.faces import Info, whole
+from streamsft.stream.handing import Endless, refuse_frameworks
 from streamsft.stream.lanestate import LaneState
 from streamsft.stream.packer import Packer, check_packer
 from streamsft.stream.plan import Plan
@@ -45,7 +46,7 @@ _OPTIONAL = ("data_step", "edits")
 
 
 @final
-class Loader:
+class Loader(Endless):
     """The endless batches of one data-parallel rank.
 
     A step is `global_batch_size` packs over all ranks, whatever their number: rank r of n gets the r-th n-th of
@@ -137,6 +138,11 @@ class Loader:
         return self._data_step
 
     @property
+    def begun(self) -> bool:
+        """Whether it has been iterated, so that no state can be loaded."""
+        return self._iterations > 0
+
+    @property
     def info(self) -> Info:
         """The pipeline; printed, it is a tree."""
         how = f"{self.workers} workers" if self.workers else "a background thread" if self.background else "in process"
@@ -162,6 +168,7 @@ class Loader:
         return {**describe_plan(plan), "lanes": lanes, "tokenizer": self.tokenizer}
 
     def __iter__(self) -> Iterator[Batch]:
+        refuse_frameworks()
         return self._begin(None)
 
     def micro_batches(self, micro_batch_size: int) -> Iterator[Batch]:
@@ -262,7 +269,7 @@ class Loader:
             StateError: iteration has begun; the state is incomplete, or of another stream or format version. The
                 message has each difference with both values.
         """
-        if self._iterations:
+        if self.begun:
             raise StateError("Loader: state loaded after iteration began; load it into a fresh loader")
         old = None if before is None else check_packer(before, "before").plan(self.topology.lanes)
         edited = False

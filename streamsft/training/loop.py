@@ -17,6 +17,7 @@ from streamsft.errors import ConfigError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.metrics.sinks import Sink
 from streamsft.stream.collate import Batch
+from streamsft.stream.handing import refuse_begun
 from streamsft.stream.loader import Loader
 from streamsft.training.edits import Rebuild, resume_loader
 from streamsft.training.evaluating import Evaluation, evaluate
@@ -79,7 +80,7 @@ def train(
         evaluation: samples to find the model's loss on, and how often; it is part of the record of its step.
 
     Raises:
-        ConfigError: there is an evaluation and no model, or the loss is for other samples.
+        ConfigError: the loader was iterated, there is an evaluation and no model, or the loss is for other samples.
         RunError: the run directory holds a run of another stream or model, is in use, or cannot be written; or
             training cannot go on. All ranks raise.
         StateError: the mix is edited although windows are open of the mix before the last edit. All ranks raise.
@@ -87,6 +88,7 @@ def train(
     comm = comm if comm is not None else current()
     if evaluation is not None and model == "none":
         raise ConfigError("evaluation: there is no model to evaluate (model: none); leave the evaluation out")
+    refuse_begun(loader)
     if model != "none":
         check_pairs((leaf.source for leaf in loader.packer.mixture.leaves), settings.loss)
     with ExitStack() as stack:

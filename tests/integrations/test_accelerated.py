@@ -72,3 +72,12 @@ def test_a_state_is_loaded_into_what_was_prepared_and_a_stream_that_was_there_be
 def test_another_number_of_accumulation_steps_is_refused() -> None:
     with pytest.raises(ConfigError, match="gradient_accumulation_steps is 3, but the 4 packs"):
         AcceleratedStream(Accelerator(cpu=True, gradient_accumulation_steps=3), make_loader(), micro_batch_size=2)
+
+
+def test_a_loader_that_was_iterated_is_refused() -> None:
+    next(iter(loader := make_loader()))
+    with pytest.raises(ConfigError, match="Loader: it was iterated before, up to step 1, and this loop would leave"):
+        AcceleratedStream(Accelerator(cpu=True), loader)
+    new = make_loader()
+    new.load_state_dict(loader.state_dict())
+    assert AcceleratedStream(Accelerator(cpu=True), new).step == 1

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
 from streamsft.errors import ConfigError, StateError
 from streamsft.integrations.lightning import StreamDataModule
 from streamsft.training.loss import token_loss_sum
-from tests.integrations.runs import LR, BrokenError, fit, parameters
+from tests.integrations.runs import LR, BrokenError, Module, fit, optimizer_of, parameters
 from tests.training.runs import make_loader, small_model
 
 
@@ -77,6 +78,18 @@ def test_another_trainer_goes_on_with_the_stream_in_steps_of_the_same_micro_batc
     assert data.record()["data/packs"] == 20
     with pytest.raises(ConfigError, match="max_steps is not set"):
         fit(tmp_path, -1, data=data)
+
+
+def test_a_loader_in_place_of_the_data_module_is_refused(tmp_path: Path) -> None:
+    trainer = pl.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False)
+    with pytest.raises(ConfigError, match=r"give fit\(module, datamodule=streamsft\.StreamDataModule\(loader\)\)"):
+        trainer.fit(Module(optimizer_of, None), make_loader())
+
+
+def test_a_loader_that_was_iterated_is_refused(tmp_path: Path) -> None:
+    next(iter(loader := make_loader()))
+    with pytest.raises(ConfigError, match="Loader: it was iterated before, up to step 1, and this loop would leave"):
+        fit(tmp_path, loader=loader)
 
 
 def test_what_contradicts_the_loader_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_the_state_is_that_of_the_loader_behind_the_step_trained_on() -> None:
     trained(steps, 4, ahead=3)
     plain = make(3).loader
     list(islice(plain, 2))
-    assert steps.state() == {"loader": plain.state_dict(), "metrics": None}
+    tokens = sum(int((batch.document_ids > 0).sum()) for batch in islice(make(3).loader, 2))
+    assert steps.state() == {"loader": plain.state_dict(), "metrics": None, "tokens": tokens}
     assert steps.step == 2
     next(iter(only_one := make(3).loader))
     assert steps.state(finished=False)["loader"] == only_one.state_dict()
@@ -144,6 +145,19 @@ def test_ranks_know_the_tokens_of_the_whole_step_and_share_one_state() -> None:
         assert total == tokens
         assert state["loader"]["lanes"].keys() == {"0", "1"}
         assert state["loader"]["step"] == 1
+
+
+def _on_twins(comm: Comm) -> tuple[int, float, int | None]:
+    loader = Loader(Mix().packer(), global_batch_size=4, background=False, dp=Shard(comm.rank // 2, 2))
+    steps = MicroSteps(loader, comm=comm)
+    steps.consumed(first := next(iter(steps)))
+    return steps.total_tokens(first), steps.scale(first), steps.trained_tokens()
+
+
+def test_ranks_that_get_the_same_batches_count_once() -> None:
+    packed = next(iter(Loader(Mix().packer(), global_batch_size=4, background=False)))
+    tokens, trained = packed.supervised_tokens, int((packed.document_ids > 0).sum())
+    assert ThreadComm.run(4, _on_twins) == [(tokens, 2 / tokens, trained)] * 4
 
 
 def test_a_loader_of_other_ranks_is_refused() -> None:

@@ -125,6 +125,12 @@ def test_what_contradicts_the_loader_is_refused(
         make_trainer(tmp_path, settings=settings, **kwargs)
 
 
+def test_a_loader_that_was_iterated_is_refused(tmp_path: Path) -> None:
+    iter(loader := make_loader())
+    with pytest.raises(ConfigError, match=r"new\.load_state_dict\(loader\.state_dict\(\)\)"):
+        make_trainer(tmp_path, loader=loader)
+
+
 def test_a_stream_needs_a_number_of_steps(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_steps is not set"):
         make_trainer(tmp_path, -1)

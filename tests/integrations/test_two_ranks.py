@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from numpy.typing import NDArray
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from streamsft.comm import Comm
+from streamsft.integrations.accelerated import AcceleratedStream
 from streamsft.stream.loader import Loader
 from streamsft.types import Shard
 from tests.distributed.launch import launch
@@ -74,7 +76,10 @@ def on_two(comm: Comm, folder: Path) -> dict[str, Any]:
     fit(folder / "lightning", 3, strategy=ddp(), **options)
     checkpoint = str(folder / "lightning" / "step=2.ckpt")
     module, data = fit(folder / "lightning", 6, strategy=ddp(), resume=checkpoint, **options)
+    twins = AcceleratedStream(Accelerator(cpu=True), _loader(Shard()), replicas=2)
+    batch = next(iter(twins))
     return {
+        "twins": (twins.record()["data/packs"], twins.scale(batch) * batch.supervised_tokens),
         "trainer": _values(trainer.model),
         "accelerate": _values(model),
         "lightning": _values(module),
@@ -89,6 +94,7 @@ def test_two_ranks_end_with_the_weights_of_one_and_one_goes_on_from_two(tmp_path
     for found in launch(2, on_two, tmp_path):
         assert found["resumed"] == 2
         assert found["packs"] == [24, 24, 24]
+        assert found["twins"] == (4, 1)  # of ranks that get the same batches one counts
         for name in ("trainer", "accelerate", "lightning"):
             assert all(map(_close, found[name], expected)), name
     trainer = make_trainer(tmp_path / "trainer", 6, settings=SETTINGS)

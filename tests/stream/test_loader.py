@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader
 
 from streamsft.errors import ConfigError, DataError, EmptySourceError, MetricError, StateError
 from streamsft.metrics.metric import Metric
@@ -68,6 +69,14 @@ def test_steps_are_counted_from_one_over_all_resumes() -> None:
     resumed.load_state_dict(loader.state_dict())
     assert resumed.step == 3
     assert next(iter(resumed)).step == 4
+
+
+def test_it_has_no_length_and_says_so_to_what_wraps_it() -> None:
+    loader = _loader()
+    with pytest.raises(TypeError, match=r"a Loader has no length, .* do not wrap it in a torch DataLoader"):
+        next(iter(DataLoader(loader, batch_size=None)))  # type: ignore[arg-type]
+    assert loader
+    assert not loader.begun
 
 
 def test_iterating_again_goes_on_and_ends_the_iteration_before() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamsft.errors import RunError
+from streamsft.errors import ConfigError, RunError
 from streamsft.metrics.sinks import JsonlSink
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
@@ -201,6 +201,12 @@ def test_another_seed_or_weight_is_refused_with_both_values(tmp_path: Path) -> N
     with pytest.raises(RunError, match=r"(?s)sources.s0.weight, .*: 0.6+\d* .* 0.75 .*s1.weight, .*: 0.3+\d* .* 0.25"):
         run(tmp_path, 4, loader=make_loader(weights=(3, 1)))
     assert len(audit(tmp_path)) == 2
+
+
+def test_a_loader_that_was_iterated_is_refused(tmp_path: Path) -> None:
+    next(iter(loader := make_loader()))
+    with pytest.raises(ConfigError, match=r"up to step 1, and this loop would leave out .*new\.load_state_dict"):
+        run(tmp_path, 4, loader=loader)
 
 
 def test_another_kind_or_shape_of_model_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from streamsft.comm import Comm, LocalComm, ThreadComm
+from streamsft.comm import Comm, LocalComm, ThreadComm, current
 from streamsft.errors import ConfigError, DataError, RunError
 from streamsft.metrics.aggregator import Aggregator
+from streamsft.metrics.sinks import JsonlSink
 from streamsft.sources.pairs import SideBySide
 from streamsft.sources.store import TokenStore
 from streamsft.stream.collate import Batch
@@ -28,6 +30,7 @@ from streamsft.training.settings import DPO_METRICS, TrainResult, TrainSettings
 from streamsft.types import Shard
 from tests.fakes import source
 from tests.pairs import answers, pair_store
+from tests.training.forks import in_ranks
 from tests.training.runs import (
     LENGTH,
     VOCABULARY,
@@ -40,6 +43,7 @@ from tests.training.runs import (
 )
 
 STORE = pair_store(120)
+CHOSEN: dict[str, Any] = {"loss": "dpo", "save_every": 3, "log_every": 1, "audit": True, "lr": 1e-2}
 
 
 def pair_loader(layout: str = "shared", *, comm: Comm | None = None, batch: int = 4, **options: Any) -> Loader:
@@ -135,7 +139,7 @@ def run(
 ) -> TrainResult:
     comm = comm or LocalComm()
     loader = loader or pair_loader(comm=comm)
-    chosen = {"loss": "dpo", "save_every": 4, "log_every": 2, "audit": True, "lr": 1e-2, **settings}
+    chosen = {**CHOSEN, "save_every": 4, "log_every": 2, **settings}
     return train(
         loader,
         small_model() if model is None else model,
@@ -178,6 +182,33 @@ def test_another_reference_or_loss_is_refused_on_resume(tmp_path: Path, monkeypa
     monkeypatch.setattr("streamsft.training.loop.check_pairs", lambda *_: None)
     with pytest.raises(RunError, match="loss: dpo, now it is cross_entropy"):
         run(tmp_path, 4, loss="cross_entropy")
+
+
+def test_divided_weights_train_as_undivided_ones_do_and_go_on_from_each_other(tmp_path: Path) -> None:
+    alone = ListSink()
+    run(tmp_path / "one", 6, sink=alone, log_every=1)
+    records = tmp_path / "two" / "metrics.jsonl"
+
+    def legs(steps: int) -> None:
+        loader = pair_loader(comm=current())
+        train(
+            loader,
+            small_model(),
+            settings=TrainSettings(steps=steps, run_dir=tmp_path / "two", parallel="fsdp", **CHOSEN),
+            aggregator=Aggregator(loader.sources, run_metrics=DPO_METRICS, comm=current()),
+            sinks=lambda: [JsonlSink(records)],
+            vocabulary=VOCABULARY,
+        )
+
+    for steps in (3, 6):
+        assert in_ranks(2, partial(legs, steps)) == [0, 0]
+    assert packs_by_step(tmp_path / "two") == packs_by_step(tmp_path / "one")
+    found = [json.loads(line)["metrics"] for line in records.read_text().splitlines()]
+    assert len(found) == 6
+    for (_, mine), theirs in zip(alone.records, found, strict=True):
+        for name in ("train/loss", "train/margin", "train/accuracy", "train/chosen_reward"):
+            assert theirs[name] == pytest.approx(mine[name], abs=1e-4), name
+    assert found[-1]["train/margin"] > 0.01
 
 
 def test_ranks_log_the_means_over_all_pairs_and_end_with_the_same_weights(tmp_path: Path) -> None:
