@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +27,10 @@ from streamsft.sources.store import TokenStore
 from streamsft.text import parts
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
+from tests.jobs import FATAL, WRONG, Doubling, Locked
 from tests.processes import start
 from tests.sources.stores import arrow_table, rows_of
-from tests.text.tokenizers import deepseek
+from tests.text.tokenizers import bpe
 
 CHUNK_BYTES = 1 << 13
 DATA = "data-00000-of-00001.arrow"
@@ -39,15 +38,16 @@ DATA = "data-00000-of-00001.arrow"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster on this machine, with cores for two drivers of two workers."""
+    """A cluster on this machine, with cores for a driver of two workers and one of one."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     own = {
         "RAY_AUTH_MODE": "disabled",  # no token in the home folder
         "RAY_worker_niceness": "0",  # Ray's workers would wait for whatever else the machine does
+        "RAY_prestart_worker_first_driver": "0",  # processes that nobody has asked for
     }
     os.environ.update(own)
     context = ray.init(
-        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
+        address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
     )
     yield context.address_info["address"]
     ray.shutdown()
@@ -79,10 +79,9 @@ def files(test_data: Path, tmp_path: Path) -> dict[str, Path]:
     return {"gsm8k": gsm8k, "toolformer": toolformer}
 
 
-def at_work() -> list[psutil.Process]:
-    """The actors, of the cluster that this process has started, that have an item."""
-    children = psutil.Process().children(recursive=True)
-    return [process for process in children if process.name().startswith("ray::_Worker.ru")]
+def workers() -> list[psutil.Process]:
+    """The actors of the cluster that this process has started."""
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::_W")]
 
 
 def assert_same(store: TokenStore, expected: TokenStore) -> None:
@@ -100,13 +99,13 @@ def assert_same(store: TokenStore, expected: TokenStore) -> None:
 def test_real_rows_give_the_same_store_with_a_worker_killed_in_the_middle(
     engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chat = ChatTokenizer(deepseek())
+    chat = ChatTokenizer(bpe())
     caplog.set_level(logging.WARNING, "streamsft")
     killed = []
 
     def kill(done: int, total: int) -> None:
-        if not killed and (working := at_work()):
-            working[0].kill()
+        if not killed:
+            workers()[0].kill()
             killed.append(done)
 
     for name, progress in (("gsm8k", False), ("toolformer", kill)):
@@ -148,8 +147,8 @@ def drive(address: str, file: str, cache: str) -> None:
             print("five chunks", flush=True)
             signal.pause()
 
-    with RayEngine(address, workers=2) as engine:
-        tokenize(file, ChatTokenizer(deepseek()), name="gsm8k", cache_dir=cache, engine=engine, progress=stop)
+    with RayEngine(address, workers=1) as engine:
+        tokenize(file, ChatTokenizer(bpe()), name="gsm8k", cache_dir=cache, engine=engine, progress=stop)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -157,7 +156,7 @@ def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
     address: str, engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "streamsft")
-    chat, cache = ChatTokenizer(deepseek()), tmp_path / "ray"
+    chat, cache = ChatTokenizer(bpe()), tmp_path / "ray"
     expected = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=tmp_path / "local", processes=1)
     driver = start(drive, address, str(files["gsm8k"]), str(cache))
     assert driver.readline() == "five chunks\n"
@@ -173,18 +172,6 @@ def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
     assert 0 < done.rows == 301 - counting.rows
     assert f"source gsm8k: {done.rows} rows (2 parts) are not tokenized again" in caplog.text
     assert not list((cache / "parts").iterdir())
-
-
-@dataclass(frozen=True)
-class Doubling:
-    """Doubles numbers; some numbers are trouble."""
-
-    def run(self, item: int, /) -> int:
-        if item == -2:
-            raise KeyError("minus two")
-        if item == -3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return 2 * item
 
 
 def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) -> None:
@@ -210,7 +197,7 @@ def single(address: str) -> Iterator[RayEngine]:
 
 def test_an_error_of_the_job_arrives_with_its_name(single: RayEngine) -> None:
     with pytest.raises(DataError, match=r"KeyError in a worker process: 'minus two'\n"):
-        list(single.map(Doubling(), [1, -2, 2], what="numbers"))
+        list(single.map(Doubling(), [1, WRONG, 2], what="numbers"))
 
 
 def test_an_item_that_brings_every_worker_down_ends_the_call(
@@ -218,17 +205,7 @@ def test_an_item_that_brings_every_worker_down_ends_the_call(
 ) -> None:
     monkeypatch.setattr(ray_engine, "_TRIES", 2)
     with pytest.raises(DataError, match="numbers: the same item was lost with 2 workers of the Ray cluster"):
-        list(single.map(Doubling(), [-3], what="numbers"))
-
-
-class Locked:
-    """Cannot be pickled."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def run(self, item: int, /) -> int:
-        return item
+        list(single.map(Doubling(), [FATAL], what="numbers"))
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, final
+from itertools import takewhile
+from typing import Any, Final, Protocol, final
 from urllib.parse import urlsplit
 
 from streamsft.errors import StoreError
 from streamsft.sources.forkgate import GATE
 
-__all__ = ["Location", "Objects", "OpenObject", "is_address"]
+__all__ = ["Location", "Objects", "OpenObject", "is_address", "shown"]
 
 Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """An address such as ``s3://bucket/folder``, a path, or a list of either."""
 
+_MAGIC: Final = re.compile(r"\*|\[[^]]+]")
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
 
@@ -98,6 +101,31 @@ class Objects:
             return [path]
         return sorted(p for p in client.files(path) if p.lower().endswith(".parquet") and not _hidden(p, path))
 
+    def below(self, place: str) -> list[str]:
+        """The paths of what `place` stands for: an object, all objects in a folder, or those that a pattern matches.
+
+        In a pattern ``*`` and ``[…]`` stand for parts of a name, ``**`` for any number of folders. Names that begin with
+        a dot are left out. Sorted. No retries.
+
+        Raises:
+            OSError: as the file system does.
+        """
+        client = self._of()
+        path = client.path_of(place)
+        if client.is_file(path):
+            return [path]
+        parts = path.split("/")
+        fixed = "/".join(takewhile(lambda part: not _MAGIC.search(part), parts))
+        found = (p for p in client.files(fixed) if not _hidden(p, fixed, marks="."))
+        return sorted(found if fixed == path else filter(_pattern(parts).fullmatch, found))
+
+    def address(self, path: str) -> str:
+        """The address of a path that `below` or `listed` gave."""
+        if is_address(path) or not is_address(self._given[0]):
+            return path
+        scheme = urlsplit(self._given[0]).scheme
+        return f"{scheme}://{path}" if scheme == "file" else f"{scheme}://{path.lstrip('/')}"
+
     def open(self, path: str) -> OpenObject:
         """Open the object at a `path` of `listed`. No retries.
 
@@ -133,8 +161,19 @@ def shown(path: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _hidden(path: str, folder: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path[len(folder) :].split("/") if part)
+def _hidden(path: str, folder: str, marks: str = "._") -> bool:
+    return any(part.startswith(tuple(marks)) for part in path[len(folder) :].split("/") if part)
+
+
+def _pattern(parts: Sequence[str]) -> re.Pattern[str]:
+    """What the names of a pattern, between its slashes, match."""
+    names = ["(?:[^/]+/)*" if part == "**" else _translated(part) + "/" for part in parts]
+    return re.compile("".join(names).removesuffix("/"))
+
+
+def _translated(name: str) -> str:
+    pieces = re.split(r"(\*|\[[^]]+])", name)
+    return "".join("[^/]*" if p == "*" else p.replace("[!", "[^") if p.startswith("[") else re.escape(p) for p in pieces)
 
 
 class _Client(Protocol):
@@ -159,7 +198,10 @@ def _client(first: str, filesystem: Any) -> _Client:
     if not is_address(first):
         return _Arrow(pafs.LocalFileSystem())
     if urlsplit(first).scheme in _ARROW_SCHEMES:
-        return _Arrow(pafs.FileSystem.from_uri(first)[0])
+        place = urlsplit(first)
+        if _MAGIC.search(place.path):  # which pyarrow takes for no address
+            place = place._replace(path="")
+        return _Arrow(pafs.FileSystem.from_uri(place.geturl())[0])
     import fsspec
 
     return _Fsspec(fsspec.core.url_to_fs(first)[0])
