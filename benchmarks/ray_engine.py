@@ -4,9 +4,9 @@
 
 A cluster is started on this machine; every call is a `streamsft tokenize` of its own process, into a cache of its own,
 with two workers. The stores of each are compared with those of `--engine local`: the bytes of their token columns, the
-fingerprint, the list of rejected rows. A worker is killed by SIGKILL while it has rows of the source that is tokenized last. The driver is
-killed by SIGKILL when one source is done and some of the next is, and started again; what it then took over is
-counted. Without a config that of the real data is used, with `--quick` the demo's. Takes minutes.
+fingerprint, the list of rejected rows. A worker is killed by SIGKILL while it has rows. The driver is killed by SIGKILL
+when one source is done and some of the next is, and started again; what it then took over is counted. Without a config
+that of the real data is used, with `--quick` the demo's. Takes minutes.
 """
 
 from __future__ import annotations
@@ -134,9 +134,8 @@ def driver_killed(calls: Calls) -> tuple[dict[str, Any], int]:
 @contextmanager
 def cluster() -> Iterator[str]:
     """A cluster on this machine, with cores for the workers of a driver that is killed and of its successor."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # no token in the home folder
-    os.environ["RAY_worker_niceness"] = "0"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    alone = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ.update(alone)
     import ray
 
     own = {"object_store_memory": 200 << 20, "num_cpus": 2 * WORKERS}

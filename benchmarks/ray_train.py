@@ -3,9 +3,9 @@
     python benchmarks/ray_train.py [--json] [--quick]
 
 The Python block of docs/ray.md is run as it stands, on two workers of a Ray cluster on this machine, over a store of
-the demo's data. It is run twice: undisturbed, and with a worker killed by SIGKILL again and again, below `max_failures`. What
-both trained on is written down by its loader, step by step, and compared with what one process without Ray draws; and
-so are the losses at their ends. Takes minutes.
+the demo's data. It is run twice: undisturbed, and with workers killed by SIGKILL as often as `max_failures` allows.
+What both trained on is written down by their loaders, step by step, and compared with what one process without Ray
+draws; the losses at their ends are compared too. Takes minutes.
 """
 
 from __future__ import annotations

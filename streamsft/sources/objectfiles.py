@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast, final
 
 from streamsft.errors import ConfigError, DataError
+from streamsft.sources.addresses import is_address, shown
 from streamsft.sources.filehash import HashMemory, hash_stream
 from streamsft.sources.files import cut
 from streamsft.sources.footers import read_exactly
-from streamsft.sources.objects import Objects, OpenObject, is_address, shown
+from streamsft.sources.objectclients import OpenObject
+from streamsft.sources.objects import Objects
 from streamsft.sources.paths import Paths, RawFile, file_kind, known_files
 from streamsft.sources.rawrows import Chunk, RowReader
 from streamsft.sources.retrying import retried
@@ -72,7 +74,7 @@ class ObjectFiles(RowReader):
         return sum(file.size for file in self.raw_files)
 
     def content_key(self) -> list[Any]:
-        """Format, compression and BLAKE2b hash of each file, in order; no addresses: that of the same files on a disk."""
+        """Format, compression and BLAKE2b hash of each file, in order: that of the same files on a disk."""
         return [[file.format, file.compression, self._hash(number)] for number, file in enumerate(self.raw_files)]
 
     def chunks(self) -> Iterator[Chunk]:

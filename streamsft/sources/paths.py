@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TypeAlias, final
 
 from streamsft.errors import ConfigError, DataError
-from streamsft.sources.objects import is_address, shown
+from streamsft.sources.addresses import is_address, shown
 
 __all__ = ["FORMATS", "Paths", "RawFile", "file_kind", "find_files", "known_files", "nearest"]
 

@@ -21,7 +21,8 @@ _BUFFER = 1 << 17
 def open_bytes(source: str | IO[bytes], compression: str | None) -> Iterator[tuple[BinaryIO, IO[bytes]]]:
     """Open a file as (its decompressed bytes, the file itself, whose position tells the progress).
 
-    It is given by its path, or as a buffered stream. The first can be peeked at. Several gzip members or zstd frames in a row are one stream.
+    It is given by its path, or as a buffered stream. The first can be peeked at. Several gzip members or zstd frames
+    in a row are one stream.
 
     Raises:
         OSError, EOFError, zlib.error: also while reading, where the data is damaged or ends early.

@@ -8,11 +8,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from streamsft.errors import ConfigError
+from streamsft.sources.addresses import is_address
 from streamsft.sources.filehash import HashMemory
 from streamsft.sources.files import RawFiles
 from streamsft.sources.hub import DatasetRows, HubDataset, ListRows
 from streamsft.sources.objectfiles import ObjectFiles
-from streamsft.sources.objects import is_address
 from streamsft.sources.paths import Paths
 from streamsft.sources.rawrows import RowReader
 
