@@ -54,7 +54,7 @@ class Rows(Section):
     """Where the rows of a source come from, and how they become tokens."""
 
     path: Paths | None = None
-    """Local files: a file, a glob, a directory, or a list of them."""
+    """Files: a file, a glob, a directory, an address such as s3://bucket/chats/*.jsonl, or a list of them."""
     store: Paths | None = None
     """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
     files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,

@@ -23,11 +23,13 @@ from streamsft.engine import Done, Engine
 from streamsft.errors import ConfigError, DataError, StoreError
 from streamsft.ray_engine import RayEngine
 from streamsft.sources import jsontext
+from streamsft.sources.converting import convert_store
 from streamsft.sources.store import TokenStore
 from streamsft.text import parts
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
 from tests.jobs import FATAL, WRONG, Doubling, Locked
+from tests.objectstore import S3, s3_server
 from tests.processes import start
 from tests.sources.stores import arrow_table, rows_of
 from tests.text.tokenizers import bpe
@@ -37,8 +39,14 @@ DATA = "data-00000-of-00001.arrow"
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster on this machine, with cores for a driver of two workers and one of one."""
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def address(s3: S3) -> Iterator[str]:
+    """A cluster on this machine, with cores for a driver of two workers and one of one; its workers know `s3`."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     own = {
         "RAY_AUTH_MODE": "disabled",  # no token in the home folder
@@ -172,6 +180,25 @@ def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
     assert 0 < done.rows == 301 - counting.rows
     assert f"source gsm8k: {done.rows} rows (2 parts) are not tokenized again" in caplog.text
     assert not list((cache / "parts").iterdir())
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_from_object_storage_to_object_storage(
+    engine: RayEngine, s3: S3, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "sidecars"))
+    chat, raw = ChatTokenizer(bpe()), files["gsm8k"].parent
+    expected = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=tmp_path / "local", processes=1)
+    address = f"{s3.upload(raw, 'raw')}/gsm8k.*"
+    store = tokenize(address, chat, name="gsm8k", cache_dir=tmp_path / "ray", engine=engine)
+    assert_same(store, expected)
+    assert store.path is not None
+    there = convert_store(store.path, s3.address("tokens"), row_group_tokens=10_000)
+    console = Console(quiet=True)
+    report = inspect(s3.address("tokens"), verify=True, engine=engine, console=console)
+    assert report.fingerprint == there.fingerprint == expected.fingerprint
+    assert report.row_groups > 3
+    assert report == inspect(s3.address("tokens"), verify=True, console=console)
 
 
 def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) -> None:
