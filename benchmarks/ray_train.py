@@ -79,10 +79,16 @@ def trained(store: Path, folder: Path, steps: int, kills: int) -> tuple[int, flo
     train = documented()["train"]
     folder.mkdir()
 
-    def loop(settings: dict[str, Any]) -> None:
-        from types import SimpleNamespace
+    class Watching:
+        """The library, with another loader."""
 
-        train.__globals__["ss"] = SimpleNamespace(**{**vars(ss), "Loader": watched(folder, kills)})
+        Loader = watched(folder, kills)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ss, name)
+
+    def loop(settings: dict[str, Any]) -> None:
+        train.__globals__["ss"] = Watching()
         train(settings)
 
     trainer = TorchTrainer(

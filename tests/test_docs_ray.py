@@ -81,13 +81,15 @@ def test_the_loop_goes_on_from_what_it_reported(
                 drawn.append((batch.step, batch.rows))
                 yield batch
 
-    names = {
-        **vars(ss),
-        "TorchComm": ss.LocalComm,
-        "Loader": Watched,
-        "TokenStore": SimpleNamespace(open=lambda _: store),
-    }
-    monkeypatch.setitem(page["train"].__globals__, "ss", SimpleNamespace(**names))
+    class Watching:
+        """The library, with these in place of its own."""
+
+        TorchComm, Loader, TokenStore = ss.LocalComm, Watched, SimpleNamespace(open=lambda _: store)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ss, name)
+
+    monkeypatch.setitem(page["train"].__globals__, "ss", Watching())
     monkeypatch.setitem(page["train"].__globals__, "prepare_model", lambda model: model)
     settings = {"store": "a folder", "steps": 7, "save_every": 2}
 

@@ -196,7 +196,8 @@ def test_from_object_storage_to_object_storage(
     there = convert_store(store.path, s3.address("tokens"), row_group_tokens=10_000)
     console = Console(quiet=True)
     report = inspect(s3.address("tokens"), verify=True, engine=engine, console=console)
-    assert report.fingerprint == there.fingerprint == expected.fingerprint
+    here = convert_store(store.path, tmp_path / "tokens.parquet")  # rows are numbered anew, without those rejected
+    assert report.fingerprint == there.fingerprint == here.fingerprint
     assert report.row_groups > 3
     assert report == inspect(s3.address("tokens"), verify=True, console=console)
 
