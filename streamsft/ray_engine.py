@@ -11,12 +11,12 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar, final
 
-from streamsft.engine import Engine, Job, attempted
+from streamsft.engine import QUIET_SECONDS, Engine, Job, attempted, place_of
 from streamsft.errors import ConfigError, DataError
 
 __all__ = ["RayEngine"]
@@ -158,6 +158,7 @@ class _Pool:
         self._actors: dict[Any, set[int]] = {}  # actor → numbers of the items that it has
         self._pending: dict[Any, tuple[Any, int | None]] = {}  # what will be there → actor, and number of its item
         self._failed = 0
+        self._quiet = 0.0  # seconds since anything was heard
         self._last: Exception | None = None
         for actor in idle:
             self._give(actor)
@@ -181,7 +182,7 @@ class _Pool:
                 queue.append(taken)
                 taken += 1
             self._send(queue, waiting)
-            for number, value in self._arrived():
+            for number, value in self._arrived(waiting):
                 if value is _END:
                     queue.appendleft(number)
                     tries[number] = tries.get(number, 1) + 1
@@ -202,8 +203,9 @@ class _Pool:
             self._pending[actor.run.remote(items[number])] = actor, number
             self._actors[actor].add(number)
 
-    def _arrived(self) -> Iterator[tuple[int, Any]]:
-        """Wait for something; numbers of items with their results, or with `_END` where they have to be done again.
+    def _arrived(self, items: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Wait for something, for an item may take as long as it takes; numbers of items with their results, or
+        with `_END` where they have to be done again.
 
         Raises:
             StreamsftError: a job failed.
@@ -212,6 +214,15 @@ class _Pool:
         ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_WAIT_SECONDS)
         if not ready and not self._actors:
             logger.warning("%s: still waiting for a free core of the Ray cluster", self._what)
+        self._quiet = 0.0 if ready else self._quiet + _WAIT_SECONDS
+        if self._quiet >= QUIET_SECONDS and (
+            held := [number for _, number in self._pending.values() if number is not None]
+        ):
+            self._quiet = 0.0
+            logger.warning(
+                "%s: no worker on the Ray cluster has finished an item for %g s%s; see what holds them up there",
+                self._what, QUIET_SECONDS, place_of(items[min(held)]),
+            )  # fmt: skip
         more, _ = self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0) if ready else ([], [])
         for reference in more:
             actor, number = self._pending.pop(reference)
@@ -265,10 +276,9 @@ class _Pool:
 
     def _check_tries(self, tries: int, item: Any) -> None:
         if tries > _TRIES:
-            place = f" (file {item.file}, first row {item.first_row})" if hasattr(item, "first_row") else ""
             raise DataError(
-                f"{self._what}: the same item{place} was lost with {_TRIES} workers of the Ray cluster; what is in it "
-                "takes more memory than they have, or brings them down: {self._last}"
+                f"{self._what}: the same item was lost with {_TRIES} workers of the Ray cluster{place_of(item)}; what "
+                f"is in it takes more memory than they have, or brings them down: {self._last}"
             ) from self._last
 
     def release(self) -> list[Any]:

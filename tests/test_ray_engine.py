@@ -28,7 +28,7 @@ from streamsft.sources.store import TokenStore
 from streamsft.text import parts
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
-from tests.jobs import FATAL, WRONG, Doubling, Locked
+from tests.jobs import FATAL, WRONG, Doubling, Locked, Reading, Released
 from tests.objectstore import S3, s3_server
 from tests.processes import start
 from tests.sources.stores import arrow_table, rows_of
@@ -232,8 +232,28 @@ def test_an_item_that_brings_every_worker_down_ends_the_call(
     single: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "_TRIES", 2)
-    with pytest.raises(DataError, match="numbers: the same item was lost with 2 workers of the Ray cluster"):
+    with pytest.raises(
+        DataError, match=r"numbers: the same item was lost with 2 workers of the Ray cluster; .*: The actor"
+    ):
         list(single.map(Doubling(), [FATAL], what="numbers"))
+
+
+def test_a_worker_that_takes_long_is_told_of(
+    single: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(ray_engine, "QUIET_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    log = Released(tmp_path / "pipe")
+    log.addFilter(lambda record: "no worker on the Ray cluster has finished" in record.msg)
+    ray_engine.logger.addHandler(log)
+    try:
+        assert [result for _, result in single.map(Reading(), [str(tmp_path / "pipe")], what="source a")] == [
+            "released"
+        ]
+    finally:
+        ray_engine.logger.removeHandler(log)
+    assert log.said[0].startswith("source a: no worker on the Ray cluster has finished an item for 0.1 s")
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:
