@@ -107,7 +107,7 @@ def wait_for(call: subprocess.Popen[str], cache: str, reached: Callable[[], Any]
 def at_work() -> list[psutil.Process]:
     """The workers of the cluster that have rows."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.name().startswith("ray::_Worker.ru")]
+    return [child for child in children if child.name().startswith("ray::Worker.ru")]
 
 
 def worker_killed(calls: Calls) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar, final
 
-from streamsft.engine import QUIET_SECONDS, Engine, Job, attempted, place_of
+from streamsft.engine import QUIET_SECONDS, Engine, Job, place_of
 from streamsft.errors import ConfigError, DataError
+from streamsft.ray_worker import Worker, check_versions
 
 __all__ = ["RayEngine"]
 
@@ -25,7 +25,6 @@ _AHEAD: Final = 4  # items per actor that are in work or wait for an earlier one
 _AT_ONCE: Final = 2  # of these, the most that one actor is sent, so that it need not wait for the next
 _TRIES: Final = 4
 _WAIT_SECONDS: Final = 30.0
-_PACKAGES: Final = ("tokenizers", "transformers", "jinja2", "pyarrow", "numpy")
 
 logger = logging.getLogger("streamsft")
 
@@ -116,27 +115,6 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
             signal.signal(signal.SIGTERM, before)  # Ray sets one that ends the process with another exit code
 
 
-def _versions() -> dict[str, str]:
-    """The versions of what decides about tokens, here."""
-    from streamsft import __version__
-
-    return {"streamsft": __version__, **{name: metadata.version(name) for name in _PACKAGES}}
-
-
-class _Worker:
-    """What an actor does."""
-
-    def __init__(self) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an actor has one core
-
-    def take(self, job: Job[Any, Any]) -> dict[str, str]:
-        self._job = job
-        return _versions()
-
-    def run(self, item: Any) -> tuple[bool, Any]:
-        return attempted(self._job, item)
-
-
 @final
 class _Pool:
     """Actors with one job, and what they are doing.
@@ -148,7 +126,7 @@ class _Pool:
         self._ray = ray
         self._what = what
         self._count = count
-        self._class = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        self._class = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         try:
             self._job = ray.put(job)
         except TypeError as error:
@@ -215,9 +193,8 @@ class _Pool:
         if not ready and not self._actors:
             logger.warning("%s: still waiting for a free core of the Ray cluster", self._what)
         self._quiet = 0.0 if ready else self._quiet + _WAIT_SECONDS
-        if self._quiet >= QUIET_SECONDS and (
-            held := [number for _, number in self._pending.values() if number is not None]
-        ):
+        held = [number for _, number in self._pending.values() if number is not None]
+        if self._quiet >= QUIET_SECONDS and held:
             self._quiet = 0.0
             logger.warning(
                 "%s: no worker on the Ray cluster has finished an item for %g s%s; see what holds them up there",
@@ -234,7 +211,7 @@ class _Pool:
                     yield number, _END
                 continue
             if number is None:
-                _check_versions(value)
+                check_versions(value)
                 self._actors[actor] = set()
                 continue
             self._failed = 0
@@ -293,16 +270,3 @@ class _Pool:
             self._ray.kill(actor)
         self._actors.clear()
         self._pending.clear()
-
-
-def _check_versions(found: dict[str, str]) -> None:
-    """Refuse a worker that could make other tokens."""
-    wanted = _versions()
-    others = [
-        f"{name} {found.get(name)} instead of {wanted[name]}" for name in wanted if found.get(name) != wanted[name]
-    ]
-    if others:
-        raise ConfigError(
-            f"engine ray: a machine of the cluster has {', '.join(others)}; install the same versions on all of them, "
-            "for others could make other tokens"
-        )

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import streamsft as ss
 from tests.test_docs import ROOT, blocks
@@ -97,7 +96,6 @@ def test_the_loop_goes_on_from_what_it_reported(
         ray = Ray(tmp_path / name)
         for function in ("get_checkpoint", "report"):
             monkeypatch.setattr(f"ray.train.{function}", getattr(ray, function))
-        torch.manual_seed(7)
         page["train"](settings)
         return ray
 

@@ -89,7 +89,7 @@ def files(test_data: Path, tmp_path: Path) -> dict[str, Path]:
 
 def workers() -> list[psutil.Process]:
     """The actors of the cluster that this process has started."""
-    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::_W")]
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::W")]
 
 
 def assert_same(store: TokenStore, expected: TokenStore) -> None:
@@ -217,6 +217,39 @@ def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) 
     assert list(engine.map(Doubling(), [], what="numbers")) == []
 
 
+def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "cache"))
+    rows, path = rows_of(400), tmp_path / "rows.parquet"
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    console = Console(quiet=True)
+    here = inspect(path, verify=True, console=console)
+    assert inspect(path, verify=True, engine=engine, console=console) == here
+    rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
+        inspect(path, verify=True, engine=engine, console=console)
+
+
+def test_a_worker_that_takes_long_is_told_of(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(ray_engine, "QUIET_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    log = Released(tmp_path / "pipe")
+    log.addFilter(lambda record: "no worker on the Ray cluster has finished" in record.msg)
+    ray_engine.logger.addHandler(log)
+    try:
+        assert [result for _, result in engine.map(Reading(), [str(tmp_path / "pipe")], what="source a")] == [
+            "released"
+        ]
+    finally:
+        ray_engine.logger.removeHandler(log)
+    assert log.said[0].startswith("source a: no worker on the Ray cluster has finished an item for 0.1 s")
+
+
 @pytest.fixture
 def single(address: str) -> Iterator[RayEngine]:
     with RayEngine(workers=1) as engine:
@@ -238,24 +271,6 @@ def test_an_item_that_brings_every_worker_down_ends_the_call(
         list(single.map(Doubling(), [FATAL], what="numbers"))
 
 
-def test_a_worker_that_takes_long_is_told_of(
-    single: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_engine, "_WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(ray_engine, "QUIET_SECONDS", 0.1)
-    os.mkfifo(tmp_path / "pipe")
-    log = Released(tmp_path / "pipe")
-    log.addFilter(lambda record: "no worker on the Ray cluster has finished" in record.msg)
-    ray_engine.logger.addHandler(log)
-    try:
-        assert [result for _, result in single.map(Reading(), [str(tmp_path / "pipe")], what="source a")] == [
-            "released"
-        ]
-    finally:
-        ray_engine.logger.removeHandler(log)
-    assert log.said[0].startswith("source a: no worker on the Ray cluster has finished an item for 0.1 s")
-
-
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:
     with pytest.raises(ConfigError, match="numbers: cannot be sent to workers"):
         list(engine.map(Locked(), [1], what="numbers"))
@@ -265,18 +280,3 @@ def test_other_versions_on_the_cluster_are_refused(engine: RayEngine, monkeypatc
     monkeypatch.setattr(streamsft, "__version__", "0.0.9")
     with pytest.raises(ConfigError, match=r"a machine of the cluster has streamsft \S+ instead of 0\.0\.9"):
         list(engine.map(Doubling(), [1], what="numbers"))
-
-
-def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
-    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "cache"))
-    rows, path = rows_of(400), tmp_path / "rows.parquet"
-    pq.write_table(arrow_table(rows), path, row_group_size=32)
-    console = Console(quiet=True)
-    here = inspect(path, verify=True, console=console)
-    assert inspect(path, verify=True, engine=engine, console=console) == here
-    rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
-    pq.write_table(arrow_table(rows), path, row_group_size=32)
-    with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
-        inspect(path, verify=True, engine=engine, console=console)
