@@ -15,9 +15,11 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import streamsft
 from streamsft import ray_engine
+from streamsft.cli import app
 from streamsft.commands.inspect import inspect
 from streamsft.engine import Done, Engine
 from streamsft.errors import ConfigError, DataError, StoreError
@@ -226,6 +228,10 @@ def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
     console = Console(quiet=True)
     here = inspect(path, verify=True, console=console)
     assert inspect(path, verify=True, engine=engine, console=console) == here
+    command = ["inspect", str(path), "--verify", "--engine", "ray", "--processes", "1", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["fingerprint"] == here.fingerprint
     rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
     pq.write_table(arrow_table(rows), path, row_group_size=32)
     with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
