@@ -96,7 +96,7 @@ class ObjectFiles(RowReader):
         opened = self._open(path)
         return RawFile(
             path=where,
-            name=os.path.relpath(path, folder),
+            name=os.path.relpath(path, folder or "."),
             format=kind,
             compression=compression,
             size=opened.size,

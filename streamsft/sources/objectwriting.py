@@ -81,11 +81,12 @@ class ObjectTarget:
             self._tried(lambda: self._filesystem.delete_file(f"{self._path}/{UNFINISHED}"))
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove what was written; where storage does not answer, the mark stays, which goes last."""
         marks = [] if self.single else [f"{self._path}/{UNFINISHED}"]
-        for path in [*self._written, *marks]:
-            with suppress(OSError):  # the mark, which goes last, stays where storage does not answer
-                self._filesystem.delete_file(path)
+        with suppress(OSError):  # what led here is told
+            for path in [*self._written, *marks]:
+                with suppress(FileNotFoundError):
+                    self._filesystem.delete_file(path)
         self._written.clear()
 
     def _put(self, path: str, groups: Iterator[pa.Table], write_file: WriteFile) -> bool:
