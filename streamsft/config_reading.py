@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamsft.config_values import Paths, PathText, Positive, Size, TextOrList, TrainOn
+from streamsft.config_values import FolderText, Paths, Positive, Size, TextOrList, TrainOn
 
 __all__ = ["IoConfig", "Rows", "Section", "TierConfig"]
 
@@ -29,7 +29,7 @@ class Section(BaseModel):
 class TierConfig(Section):
     """Where row groups are kept on the local disk."""
 
-    dir: PathText
+    dir: FolderText
     """A folder for them alone; workers, ranks and jobs may share it."""
     budget: Size
     """Bytes that its files may take, such as 32GiB. Those used longest ago are removed when there is no room."""
