@@ -30,6 +30,7 @@ from measuring import arguments, report
 REAL = Path(__file__).parents[1] / "configs" / "real-mix.yaml"
 WORKERS = 2
 DATA = "data-00000-of-00001.arrow"
+KEY = 32  # characters of a store's key; folders that are being written have longer names
 
 
 class Calls:
@@ -71,12 +72,14 @@ class Calls:
         return sources
 
     def parts(self, cache: str) -> int:
-        """How many parts of a source that is not done yet are published."""
-        return len(list((self.folder / cache / "parts").glob("*/*.arrow")))
+        """How many parts of sources that are not done yet are published."""
+        done = self.stores(cache)
+        return sum(part.parent.name not in done for part in (self.folder / cache / "parts").glob("*/*.arrow"))
 
-    def stores(self, cache: str) -> int:
-        """How many sources are done."""
-        return len(list((self.folder / cache / "stores").glob("*/streamsft.json")))
+    def stores(self, cache: str) -> set[str]:
+        """The sources that are done, by key."""
+        found = (self.folder / cache / "stores").glob("*/streamsft.json")
+        return {file.parent.name for file in found if len(file.parent.name) == KEY}
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -127,7 +130,7 @@ def driver_killed(calls: Calls) -> tuple[dict[str, Any], int]:
     wait_for(call, "driver", lambda: calls.stores("driver") and calls.parts("driver"))
     call.send_signal(signal.SIGKILL)
     call.wait()
-    done = calls.stores("driver")
+    done = len(calls.stores("driver"))
     return calls.ended("driver", calls.start("driver")), done
 
 
