@@ -19,6 +19,7 @@ from statistics import mean
 import numpy as np
 from loader import MEDIANS, PACKS, SLOTS, make_loader, write_store
 from measuring import Contender, arguments, measure, report
+from samples import made_up
 
 import streamsft as ss
 
@@ -72,7 +73,7 @@ def log_steps(builtin: bool, steps: int) -> dict[str, float]:
     metrics = [ss.Metric(f"m{n}", one, [ss.Mean()]) for n in range(METRICS - 1)]
     metrics.append(ss.Metric("sketch", one, [ss.Quantiles(1, 1e6)]))
     rng = np.random.default_rng(7)
-    documents = 4000
+    documents, names = 4000, [metric.name for metric in metrics]
 
     def rank(comm: ss.Comm) -> dict[str, float]:
         sizes: list[int] = []
@@ -81,23 +82,7 @@ def log_steps(builtin: bool, steps: int) -> dict[str, float]:
         aggregator = ss.Aggregator(sources, metrics, builtin=builtin, comm=comm)
         seconds = []
         for _ in range(steps):
-            tokens = rng.integers(2, 4000, documents)
-            aggregator.update(
-                ss.SampleStats(
-                    ss.SampleColumns(
-                        source=rng.integers(0, SOURCES, documents).astype(np.int32),
-                        tokens=tokens,
-                        supervised=tokens // 2,
-                        turns=tokens % 5,
-                        cut=np.zeros(documents, np.int64),
-                        first=np.ones(documents, np.bool_),
-                        pass_index=np.zeros(documents, np.int64),
-                    ),
-                    packs=100,
-                    slots=100 * 4096,
-                    values={metric.name: tokens.astype(np.float64) for metric in metrics},
-                )
-            )
+            aggregator.update(made_up(rng, documents, sources=SOURCES, packs=100, slots=100 * 4096, metrics=names))
             before = len(sizes)
             start = time.perf_counter()
             aggregator.log()

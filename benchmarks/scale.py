@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from measuring import arguments, report
+from samples import made_up
 from scale_reads import MEMORY, reading, reading_rows, requests
 from scaling import MEAN_LENGTH, SEQUENCE_LENGTH, SHUFFLE_GROUPS, EqualRanks, SpeakingRanks, make_plan
 
@@ -140,18 +141,8 @@ def logging(sources: int, ranks: int, documents: int) -> Logging:
     rng = np.random.default_rng(7)
     seconds, peak = 0.0, 0
     for turn in ("first", "timed", "traced"):
-        tokens = rng.integers(2, 4000, documents)
-        columns = ss.SampleColumns(
-            source=rng.integers(0, sources, documents).astype(np.int32),
-            tokens=tokens,
-            supervised=tokens // 2,
-            turns=tokens % 5,
-            cut=np.zeros(documents, np.int64),
-            first=np.ones(documents, np.bool_),
-            pass_index=np.zeros(documents, np.int64),
-        )
-        slots = documents * 400 // SEQUENCE_LENGTH * SEQUENCE_LENGTH
-        aggregator.update(ss.SampleStats(columns, packs=slots // SEQUENCE_LENGTH, slots=slots, values={}))
+        packs = documents * 400 // SEQUENCE_LENGTH
+        aggregator.update(made_up(rng, documents, sources=sources, packs=packs, slots=packs * SEQUENCE_LENGTH))
         comm.bytes, before = 0, aggregator.collectives
         if turn == "traced":
             tracemalloc.start()

@@ -10,7 +10,7 @@ from typing import Any
 from streamsft.build_sources import BuiltSource, drawn_sources
 from streamsft.config import Config, GroupConfig, MixConfig, SourceConfig
 from streamsft.errors import ConfigError
-from streamsft.sources.objects import is_address
+from streamsft.sources.addresses import is_address
 from streamsft.sources.store import TokenStore
 
 __all__ = ["former_config", "mix_record"]

@@ -259,10 +259,12 @@ def check_inputs(sources: Mapping[str, SourceConfig], transforms: Transforms) ->
             with naming(name):
                 if source.store is not None or holds_tokens(source):
                     check_tokens(source)
-                elif source.path is not None:
+                elif source.path is not None and source.streaming:
                     find_files(source.path)
-                    if source.format is None and name not in transforms and not source.streaming:
-                        detect_source_format(open_reader(source.path), name, source.columns or {})
+                elif source.path is not None:
+                    reader = open_reader(source.path)
+                    if source.format is None and name not in transforms:
+                        detect_source_format(reader, name, source.columns or {})
         except DataError as error:
             problems.append(error)
     if len(problems) == 1:

@@ -9,10 +9,10 @@ from typing import TypeAlias
 from streamsft.config import SourceConfig
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError
+from streamsft.sources.addresses import is_address
 from streamsft.sources.detecting import paths_hold_tokens
 from streamsft.sources.grouprows import ReadOptions
 from streamsft.sources.grouptier import Tier
-from streamsft.sources.objects import is_address
 from streamsft.sources.paths import Paths
 from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore

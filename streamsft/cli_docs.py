@@ -26,7 +26,7 @@ JSON_KEYS = {
     "validate": "`sources`: what each reads from; `config`: the whole config, defaults included",
     "tokenize": (
         "`sources`: by name `rows`, `tokens`, `supervised`, `supervised_share`, `p50`, `p95`, `longest`, `rejected` "
-        "(by reason), `path`, `rejected_file`, `not_tokenized_again` (`rows`, `files`, `parts`)"
+        "(by reason), `fingerprint`, `path`, `rejected_file`, `not_tokenized_again` (`rows`, `files`, `parts`)"
     ),
     "preview": (
         "`samples` and `tokens` by source, `packs`, `slots`, `packing_efficiency`; with `--row`: `row`, and "

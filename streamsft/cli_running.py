@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, final
@@ -34,6 +34,8 @@ P = ParamSpec("P")
 
 USER_ERROR = 2
 SIGNALLED = 128
+TOLD_SECONDS = 60.0
+"""How long a rank that fails as all others do waits for rank 0 to tell why."""
 
 
 @final
@@ -186,10 +188,21 @@ def _set_up() -> None:
 
 
 def _wait_until_told() -> None:
-    """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does."""
+    """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does.
+
+    Ranks that have gone, or are held up by something else, are not waited for any longer than `TOLD_SECONDS`.
+    """
     from streamsft.comm import current
 
-    current().barrier()
+    comm = current()
+
+    def meet() -> None:
+        with suppress(RuntimeError):  # a rank has gone already, so that there is nobody to wait for
+            comm.barrier()
+
+    meeting = threading.Thread(target=meet, name="streamsft-told", daemon=True)
+    meeting.start()
+    meeting.join(TOLD_SECONDS)
 
 
 def _print(message: str, *, everywhere: bool = False) -> None:

@@ -70,7 +70,10 @@ def inspect(
 @running("stopped; nothing was published")
 def convert(
     source: StorePaths,
-    target: Annotated[str, typer.Argument(metavar="DST", help="An .arrow or .parquet file, or a directory.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="DST", help="An .arrow or .parquet file, a directory, or an address of Parquet files."),
+    ],
     *,
     to: Annotated[
         str | None, typer.Option("--to", help="Layout of a directory: store (the default), arrow or parquet.")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from streamsft.config_reading import IoConfig, Overflow, Rows, Section, TierConfig
 from streamsft.config_values import (
+    FolderText,
     HoldOut,
     Natural,
     NonNegative,
@@ -132,7 +133,7 @@ class TextConfig(Section):
 class CacheConfig(Section):
     """Where token stores are kept."""
 
-    dir: PathText | None = None
+    dir: FolderText | None = None
     """The folder; safe to share between processes and jobs. By default $STREAMSFT_CACHE, or streamsft in the
     user's cache folder."""
 
@@ -205,7 +206,7 @@ class TrainConfig(Section):
 
     steps: Positive | None = None
     """Optimizer steps of the whole run."""
-    run_dir: PathText | None = None
+    run_dir: FolderText | None = None
     """Where checkpoints, metrics and the audit are written; resumed from when it has a checkpoint."""
     model: PathText = "tiny"
     """tiny (a small Llama, with the tokenizer's or the stores' ids), none (the data alone), or a model's path."""

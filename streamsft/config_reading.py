@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamsft.config_values import Paths, PathText, Positive, Size, TextOrList, TrainOn
+from streamsft.config_values import FolderText, Paths, Positive, Size, TextOrList, TrainOn
 
 __all__ = ["IoConfig", "Rows", "Section", "TierConfig"]
 
@@ -29,7 +29,7 @@ class Section(BaseModel):
 class TierConfig(Section):
     """Where row groups are kept on the local disk."""
 
-    dir: PathText
+    dir: FolderText
     """A folder for them alone; workers, ranks and jobs may share it."""
     budget: Size
     """Bytes that its files may take, such as 32GiB. Those used longest ago are removed when there is no room."""
@@ -54,7 +54,7 @@ class Rows(Section):
     """Where the rows of a source come from, and how they become tokens."""
 
     path: Paths | None = None
-    """Local files: a file, a glob, a directory, or a list of them."""
+    """Files: a file, a glob, a directory, an address such as s3://bucket/chats/*.jsonl, or a list of them."""
     store: Paths | None = None
     """A token store: a directory written by `streamsft tokenize` or `save_to_disk`; .arrow, .parquet, .jsonl or .json
     files (a file, a glob, a directory, a list) with input_ids and loss_mask or labels; or an address of Parquet files,

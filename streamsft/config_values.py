@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 __all__ = [
+    "FolderText",
     "HoldOut",
     "Natural",
     "NonNegative",
@@ -59,8 +60,16 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _on_disk(value: str) -> str:
+    if "://" in value:
+        raise ValueError(f"{value!r} is an address; name a folder, at which any file system may be mounted")
+    return value
+
+
 PathText = Annotated[str, BeforeValidator(_expand), Field(min_length=1)]
 """A path (or an address); ``${VAR}`` and ``~`` are expanded. A relative one starts at the working directory."""
+FolderText = Annotated[PathText, AfterValidator(_on_disk)]
+"""A `PathText` of a folder that is written to."""
 _TEXT_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 TextOrList = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_TEXT_OR_LIST)]
 Paths = Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1), WithJsonSchema(_TEXT_OR_LIST)]

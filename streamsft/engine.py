@@ -15,7 +15,10 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 from streamsft.errors import DataError, StreamsftError
 
-__all__ = ["Done", "Engine", "Job", "attempted"]
+__all__ = ["QUIET_SECONDS", "Done", "Engine", "Job", "attempted", "place_of"]
+
+QUIET_SECONDS = 300.0
+"""How long no worker has anything to say until it is told what they are at, and again each time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,6 +85,14 @@ class Engine(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def place_of(item: object) -> str:
+    """Where the rows of an item stand, for messages: ", file 0 from line 12 on"; "" where that is not known."""
+    for name, what in (("first_line", "line"), ("first_row", "row")):
+        if (first := getattr(item, name, None)) is not None:
+            return f", file {getattr(item, 'file', 0)} from {what} {first} on"
+    return ""
 
 
 def attempted(job: Job[Any, Any], item: Any) -> tuple[bool, Any]:

@@ -11,13 +11,13 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from importlib import metadata
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar, final
 
-from streamsft.engine import Engine, Job, attempted
+from streamsft.engine import QUIET_SECONDS, Engine, Job, place_of
 from streamsft.errors import ConfigError, DataError
+from streamsft.ray_worker import Worker, check_versions
 
 __all__ = ["RayEngine"]
 
@@ -25,7 +25,6 @@ _AHEAD: Final = 4  # items per actor that are in work or wait for an earlier one
 _AT_ONCE: Final = 2  # of these, the most that one actor is sent, so that it need not wait for the next
 _TRIES: Final = 4
 _WAIT_SECONDS: Final = 30.0
-_PACKAGES: Final = ("tokenizers", "transformers", "jinja2", "pyarrow", "numpy")
 
 logger = logging.getLogger("streamsft")
 
@@ -116,27 +115,6 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
             signal.signal(signal.SIGTERM, before)  # Ray sets one that ends the process with another exit code
 
 
-def _versions() -> dict[str, str]:
-    """The versions of what decides about tokens, here."""
-    from streamsft import __version__
-
-    return {"streamsft": __version__, **{name: metadata.version(name) for name in _PACKAGES}}
-
-
-class _Worker:
-    """What an actor does."""
-
-    def __init__(self) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an actor has one core
-
-    def take(self, job: Job[Any, Any]) -> dict[str, str]:
-        self._job = job
-        return _versions()
-
-    def run(self, item: Any) -> tuple[bool, Any]:
-        return attempted(self._job, item)
-
-
 @final
 class _Pool:
     """Actors with one job, and what they are doing.
@@ -148,7 +126,7 @@ class _Pool:
         self._ray = ray
         self._what = what
         self._count = count
-        self._class = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        self._class = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         try:
             self._job = ray.put(job)
         except TypeError as error:
@@ -158,6 +136,7 @@ class _Pool:
         self._actors: dict[Any, set[int]] = {}  # actor → numbers of the items that it has
         self._pending: dict[Any, tuple[Any, int | None]] = {}  # what will be there → actor, and number of its item
         self._failed = 0
+        self._quiet = 0.0  # seconds since anything was heard
         self._last: Exception | None = None
         for actor in idle:
             self._give(actor)
@@ -181,7 +160,7 @@ class _Pool:
                 queue.append(taken)
                 taken += 1
             self._send(queue, waiting)
-            for number, value in self._arrived():
+            for number, value in self._arrived(waiting):
                 if value is _END:
                     queue.appendleft(number)
                     tries[number] = tries.get(number, 1) + 1
@@ -202,8 +181,9 @@ class _Pool:
             self._pending[actor.run.remote(items[number])] = actor, number
             self._actors[actor].add(number)
 
-    def _arrived(self) -> Iterator[tuple[int, Any]]:
-        """Wait for something; numbers of items with their results, or with `_END` where they have to be done again.
+    def _arrived(self, items: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Wait for something, for an item may take as long as it takes; numbers of items with their results, or
+        with `_END` where they have to be done again.
 
         Raises:
             StreamsftError: a job failed.
@@ -212,6 +192,14 @@ class _Pool:
         ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_WAIT_SECONDS)
         if not ready and not self._actors:
             logger.warning("%s: still waiting for a free core of the Ray cluster", self._what)
+        self._quiet = 0.0 if ready else self._quiet + _WAIT_SECONDS
+        held = [number for _, number in self._pending.values() if number is not None]
+        if self._quiet >= QUIET_SECONDS and held:
+            self._quiet = 0.0
+            logger.warning(
+                "%s: no worker on the Ray cluster has finished an item for %g s%s; see what holds them up there",
+                self._what, QUIET_SECONDS, place_of(items[min(held)]),
+            )  # fmt: skip
         more, _ = self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0) if ready else ([], [])
         for reference in more:
             actor, number = self._pending.pop(reference)
@@ -223,7 +211,7 @@ class _Pool:
                     yield number, _END
                 continue
             if number is None:
-                _check_versions(value)
+                check_versions(value)
                 self._actors[actor] = set()
                 continue
             self._failed = 0
@@ -265,10 +253,9 @@ class _Pool:
 
     def _check_tries(self, tries: int, item: Any) -> None:
         if tries > _TRIES:
-            place = f" (file {item.file}, first row {item.first_row})" if hasattr(item, "first_row") else ""
             raise DataError(
-                f"{self._what}: the same item{place} was lost with {_TRIES} workers of the Ray cluster; what is in it "
-                "takes more memory than they have, or brings them down: {self._last}"
+                f"{self._what}: the same item was lost with {_TRIES} workers of the Ray cluster{place_of(item)}; what "
+                f"is in it takes more memory than they have, or brings them down: {self._last}"
             ) from self._last
 
     def release(self) -> list[Any]:
@@ -283,16 +270,3 @@ class _Pool:
             self._ray.kill(actor)
         self._actors.clear()
         self._pending.clear()
-
-
-def _check_versions(found: dict[str, str]) -> None:
-    """Refuse a worker that could make other tokens."""
-    wanted = _versions()
-    others = [
-        f"{name} {found.get(name)} instead of {wanted[name]}" for name in wanted if found.get(name) != wanted[name]
-    ]
-    if others:
-        raise ConfigError(
-            f"engine ray: a machine of the cluster has {', '.join(others)}; install the same versions on all of them, "
-            "for others could make other tokens"
-        )

@@ -104,7 +104,8 @@ class S3:
         client = self.filesystem
         client.create_dir(_BUCKET)
         for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-            with client.open_output_stream(f"{_BUCKET}/{path}/{file.relative_to(folder)}") as stream:
+            place = f"{_BUCKET}/{path}/{file.relative_to(folder)}"
+            with client.open_output_stream(place, compression=None) as stream:  # not by the name's ending
                 stream.write(file.read_bytes())
         return self.address(path)
 

@@ -40,6 +40,8 @@ SHOWN_ELSEWHERE = {
     "foresight",
     "loops",
     "divided",
+    "ray_engine",
+    "ray_train",
 }  # take long, and other tests show it too
 
 

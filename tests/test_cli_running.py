@@ -6,12 +6,14 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamsft import cli_running, comm
 from streamsft.cli_running import Outcome, running
 from streamsft.errors import DataError
 from tests import processes
@@ -55,6 +57,32 @@ def test_an_error_is_one_message_with_its_notes_and_in_json(capsys: pytest.Captu
         "command": "command", "ok": False, "error": "rows.jsonl:3: bad\n  config.yaml:7: mix", "kind": "DataError",
         "exit_code": 2,
     }  # fmt: skip
+
+
+class Gone:
+    """A group of ranks of which some do not come to a barrier any more."""
+
+    def __init__(self, released: threading.Event | None) -> None:
+        self.released = released
+
+    def barrier(self) -> None:
+        if self.released is None:
+            raise RuntimeError("connection closed by peer")
+        self.released.wait()
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_what_all_ranks_raise_is_told_though_another_rank_has_gone(
+    hangs: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(cli_running, "TOLD_SECONDS", 0.05)
+    monkeypatch.setattr(comm, "current", lambda: Gone(released if hangs else None))
+    error = DataError("a.jsonl:7: no")
+    error.shared = True
+    assert run(failing(error)) == 2
+    assert capsys.readouterr().err == "error: a.jsonl:7: no\n"
+    released.set()
 
 
 def test_what_the_system_refuses_is_told_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,6 +196,8 @@ def test_overrides_are_laid_over_the_file_before_it_is_checked(tmp_path: Path) -
         ("train.steps", "write it as key.path=value"),
         ("seed.low=3", "seed is 7, it has no keys below it"),
         ("train.audit=off", "write false"),
+        ("train.run_dir=s3://bucket/run", "train.run_dir: 's3://bucket/run' is an address; name a folder"),
+        ("cache.dir=s3://bucket/cache", "cache.dir: 's3://bucket/cache' is an address; name a folder"),
         ("train.steps=[", "not valid YAML"),
     ],
 )

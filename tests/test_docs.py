@@ -71,9 +71,3 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", document.read_text()):
         assert (document.parent / target).exists(), target
-
-
-def test_the_python_block_that_needs_a_cluster_is_python() -> None:
-    code = [block.text for block in blocks(ROOT / "docs" / "ray.md") if block.language == "python"]
-    assert len(code) == 1
-    compile(code[0], "ray.md", "exec")

@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,37 +15,49 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import streamsft
 from streamsft import ray_engine
+from streamsft.cli import app
 from streamsft.commands.inspect import inspect
 from streamsft.engine import Done, Engine
 from streamsft.errors import ConfigError, DataError, StoreError
 from streamsft.ray_engine import RayEngine
 from streamsft.sources import jsontext
+from streamsft.sources.converting import convert_store
 from streamsft.sources.store import TokenStore
 from streamsft.text import parts
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
+from tests.jobs import FATAL, WRONG, Doubling, Locked, Reading, Released
+from tests.objectstore import S3, s3_server
 from tests.processes import start
 from tests.sources.stores import arrow_table, rows_of
-from tests.text.tokenizers import deepseek
+from tests.text.tokenizers import bpe
 
 CHUNK_BYTES = 1 << 13
 DATA = "data-00000-of-00001.arrow"
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster on this machine, with cores for two drivers of two workers."""
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def address(s3: S3) -> Iterator[str]:
+    """A cluster on this machine, with cores for a driver of two workers and one of one; its workers know `s3`."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     own = {
         "RAY_AUTH_MODE": "disabled",  # no token in the home folder
         "RAY_worker_niceness": "0",  # Ray's workers would wait for whatever else the machine does
+        "RAY_prestart_worker_first_driver": "0",  # processes that nobody has asked for
     }
     os.environ.update(own)
     context = ray.init(
-        address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
+        address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
     )
     yield context.address_info["address"]
     ray.shutdown()
@@ -79,10 +89,9 @@ def files(test_data: Path, tmp_path: Path) -> dict[str, Path]:
     return {"gsm8k": gsm8k, "toolformer": toolformer}
 
 
-def at_work() -> list[psutil.Process]:
-    """The actors, of the cluster that this process has started, that have an item."""
-    children = psutil.Process().children(recursive=True)
-    return [process for process in children if process.name().startswith("ray::_Worker.ru")]
+def workers() -> list[psutil.Process]:
+    """The actors of the cluster that this process has started."""
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::W")]
 
 
 def assert_same(store: TokenStore, expected: TokenStore) -> None:
@@ -100,13 +109,13 @@ def assert_same(store: TokenStore, expected: TokenStore) -> None:
 def test_real_rows_give_the_same_store_with_a_worker_killed_in_the_middle(
     engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chat = ChatTokenizer(deepseek())
+    chat = ChatTokenizer(bpe())
     caplog.set_level(logging.WARNING, "streamsft")
     killed = []
 
     def kill(done: int, total: int) -> None:
-        if not killed and (working := at_work()):
-            working[0].kill()
+        if not killed:
+            workers()[0].kill()
             killed.append(done)
 
     for name, progress in (("gsm8k", False), ("toolformer", kill)):
@@ -148,8 +157,8 @@ def drive(address: str, file: str, cache: str) -> None:
             print("five chunks", flush=True)
             signal.pause()
 
-    with RayEngine(address, workers=2) as engine:
-        tokenize(file, ChatTokenizer(deepseek()), name="gsm8k", cache_dir=cache, engine=engine, progress=stop)
+    with RayEngine(address, workers=1) as engine:
+        tokenize(file, ChatTokenizer(bpe()), name="gsm8k", cache_dir=cache, engine=engine, progress=stop)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -157,7 +166,7 @@ def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
     address: str, engine: RayEngine, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "streamsft")
-    chat, cache = ChatTokenizer(deepseek()), tmp_path / "ray"
+    chat, cache = ChatTokenizer(bpe()), tmp_path / "ray"
     expected = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=tmp_path / "local", processes=1)
     driver = start(drive, address, str(files["gsm8k"]), str(cache))
     assert driver.readline() == "five chunks\n"
@@ -175,16 +184,24 @@ def test_a_driver_that_is_killed_goes_on_behind_what_it_published(
     assert not list((cache / "parts").iterdir())
 
 
-@dataclass(frozen=True)
-class Doubling:
-    """Doubles numbers; some numbers are trouble."""
-
-    def run(self, item: int, /) -> int:
-        if item == -2:
-            raise KeyError("minus two")
-        if item == -3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return 2 * item
+@pytest.mark.usefixtures("small_chunks")
+def test_from_object_storage_to_object_storage(
+    engine: RayEngine, s3: S3, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "sidecars"))
+    chat, raw = ChatTokenizer(bpe()), files["gsm8k"].parent
+    expected = tokenize(files["gsm8k"], chat, name="gsm8k", cache_dir=tmp_path / "local", processes=1)
+    address = f"{s3.upload(raw, 'raw')}/gsm8k.*"
+    store = tokenize(address, chat, name="gsm8k", cache_dir=tmp_path / "ray", engine=engine)
+    assert_same(store, expected)
+    assert store.path is not None
+    there = convert_store(store.path, s3.address("tokens"), row_group_tokens=10_000)
+    console = Console(quiet=True)
+    report = inspect(s3.address("tokens"), verify=True, engine=engine, console=console)
+    here = convert_store(store.path, tmp_path / "tokens.parquet")  # rows are numbered anew, without those rejected
+    assert report.fingerprint == there.fingerprint == here.fingerprint
+    assert report.row_groups > 3
+    assert report == inspect(s3.address("tokens"), verify=True, console=console)
 
 
 def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) -> None:
@@ -202,6 +219,43 @@ def test_results_come_in_order_and_few_items_are_taken_ahead(engine: RayEngine) 
     assert list(engine.map(Doubling(), [], what="numbers")) == []
 
 
+def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "cache"))
+    rows, path = rows_of(400), tmp_path / "rows.parquet"
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    console = Console(quiet=True)
+    here = inspect(path, verify=True, console=console)
+    assert inspect(path, verify=True, engine=engine, console=console) == here
+    command = ["inspect", str(path), "--verify", "--engine", "ray", "--processes", "1", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["fingerprint"] == here.fingerprint
+    rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
+    pq.write_table(arrow_table(rows), path, row_group_size=32)
+    with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
+        inspect(path, verify=True, engine=engine, console=console)
+
+
+def test_a_worker_that_takes_long_is_told_of(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(ray_engine, "QUIET_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    log = Released(tmp_path / "pipe")
+    log.addFilter(lambda record: "no worker on the Ray cluster has finished" in record.msg)
+    ray_engine.logger.addHandler(log)
+    try:
+        assert [result for _, result in engine.map(Reading(), [str(tmp_path / "pipe")], what="source a")] == [
+            "released"
+        ]
+    finally:
+        ray_engine.logger.removeHandler(log)
+    assert log.said[0].startswith("source a: no worker on the Ray cluster has finished an item for 0.1 s")
+
+
 @pytest.fixture
 def single(address: str) -> Iterator[RayEngine]:
     with RayEngine(workers=1) as engine:
@@ -210,25 +264,17 @@ def single(address: str) -> Iterator[RayEngine]:
 
 def test_an_error_of_the_job_arrives_with_its_name(single: RayEngine) -> None:
     with pytest.raises(DataError, match=r"KeyError in a worker process: 'minus two'\n"):
-        list(single.map(Doubling(), [1, -2, 2], what="numbers"))
+        list(single.map(Doubling(), [1, WRONG, 2], what="numbers"))
 
 
 def test_an_item_that_brings_every_worker_down_ends_the_call(
     single: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "_TRIES", 2)
-    with pytest.raises(DataError, match="numbers: the same item was lost with 2 workers of the Ray cluster"):
-        list(single.map(Doubling(), [-3], what="numbers"))
-
-
-class Locked:
-    """Cannot be pickled."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def run(self, item: int, /) -> int:
-        return item
+    with pytest.raises(
+        DataError, match=r"numbers: the same item was lost with 2 workers of the Ray cluster; .*: The actor"
+    ):
+        list(single.map(Doubling(), [FATAL], what="numbers"))
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:
@@ -240,18 +286,3 @@ def test_other_versions_on_the_cluster_are_refused(engine: RayEngine, monkeypatc
     monkeypatch.setattr(streamsft, "__version__", "0.0.9")
     with pytest.raises(ConfigError, match=r"a machine of the cluster has streamsft \S+ instead of 0\.0\.9"):
         list(engine.map(Doubling(), [1], what="numbers"))
-
-
-def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
-    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STREAMSFT_CACHE", str(tmp_path / "cache"))
-    rows, path = rows_of(400), tmp_path / "rows.parquet"
-    pq.write_table(arrow_table(rows), path, row_group_size=32)
-    console = Console(quiet=True)
-    here = inspect(path, verify=True, console=console)
-    assert inspect(path, verify=True, engine=engine, console=console) == here
-    rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
-    pq.write_table(arrow_table(rows), path, row_group_size=32)
-    with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
-        inspect(path, verify=True, engine=engine, console=console)

@@ -12,6 +12,7 @@ from streamsft.commands.inspect import StoreReport, print_report
 from streamsft.errors import ConfigError
 from streamsft.sources.converting import Layouts, convert_store
 from streamsft.sources.paths import Paths
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.sources.storefiles import find_store_files
 from streamsft.text.progress import Progress, reporting
@@ -41,14 +42,15 @@ def convert(
     extras: Sequence[str] = (),
     progress: bool | Progress = False,
     console: Console | None = None,
-) -> TokenStore:
+) -> TokenStore | RowGroupStore:
     """Write the rows of a store in another layout, and print what came of it.
 
     Every row is checked on the way, and what was written is read back.
 
     Args:
         source: any store: a directory, .arrow, .parquet, .jsonl or .json files, a pattern, or a list of these.
-        target: an .arrow or .parquet file, or a directory; nothing may be there.
+        target: an .arrow or .parquet file, or a directory, or an address of Parquet files (``s3://bucket/folder``);
+            nothing may be there.
         to: the layout of a directory: ``store`` (the default), ``arrow`` or ``parquet``.
         row_group_tokens: most tokens of a row group or record batch.
         file_tokens: begin another file when one holds so many tokens; in a directory of arrow or parquet files.
@@ -57,7 +59,7 @@ def convert(
         console: where to print; standard output by default.
 
     Returns:
-        The new store.
+        The new store; at an address one that is read by row groups.
 
     Raises:
         StoreError: the source cannot be used, or the target cannot be written.

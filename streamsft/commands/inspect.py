@@ -14,9 +14,10 @@ from rich.table import Table
 from streamsft.commands.console import make_console
 from streamsft.commands.engines import opened_engine
 from streamsft.engine import Engine
+from streamsft.sources.addresses import is_address
 from streamsft.sources.footers import versions
 from streamsft.sources.grouprows import ReadOptions
-from streamsft.sources.objects import Objects, is_address
+from streamsft.sources.objects import Objects
 from streamsft.sources.paths import Paths
 from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore

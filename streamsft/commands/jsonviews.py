@@ -40,6 +40,7 @@ def _store(store: TokenStore, done: Done) -> dict[str, Any]:
     return {
         **summary,
         "supervised": store.manifest.supervised,
+        "fingerprint": store.fingerprint,
         "path": store.path,
         "rejected_file": rejected if rejected is not None and rejected.exists() else None,
         "not_tokenized_again": asdict(done),

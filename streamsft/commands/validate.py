@@ -18,10 +18,11 @@ from streamsft.config_origin import pointing
 from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, EmptySourceError, StreamsftError
 from streamsft.sources.files import RawFiles
-from streamsft.sources.rawrows import BadRow
+from streamsft.sources.rawrows import BadRow, RowReader
 from streamsft.text.conversation import RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.jobs import decode_columns
+from streamsft.text.readers import open_reader
 from streamsft.text.tokenizing import detect_source_format
 
 __all__ = ["validate"]
@@ -101,7 +102,7 @@ def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: b
     streamed = ", streamed" if source.streaming else ""
     if source.path is None:
         return f"{source.hub} on the hub, not looked up{streamed}"
-    files = RawFiles(source.path)
+    files = open_reader(source.path) if not source.streaming else RawFiles(source.path)
     columns = source.columns or {}
     if transformed:
         made_by = "a transform"
@@ -114,7 +115,7 @@ def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: b
     return f"{count}, {files.size:,} bytes, {made_by}{streamed}"
 
 
-def _probe(files: RawFiles, parse: Callable[[dict[str, Any]], object]) -> None:
+def _probe(files: RowReader, parse: Callable[[dict[str, Any]], object]) -> None:
     """Raises EmptySourceError if none of the first rows can be used."""
     rows, first = 0, ""
     for chunk in islice(files.chunks(), _PROBED):

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from streamsft.errors import StoreError
+from streamsft.sources.addresses import is_address, shown
 from streamsft.sources.columns import Ragged
+from streamsft.sources.objectwriting import ObjectTarget
 from streamsft.sources.paths import Paths
 from streamsft.sources.publish import (
     clean_up_after_the_dead,
@@ -22,6 +24,7 @@ from streamsft.sources.publish import (
     temporary_name,
     try_rename,
 )
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.scan import stored_batches
 from streamsft.sources.store import TokenStore
 from streamsft.sources.storecolumns import StoreColumns, decode
@@ -44,14 +47,15 @@ def convert_store(
     file_tokens: int | None = None,
     extras: Sequence[str] = (),
     advance: Callable[[int], None] | None = None,
-) -> TokenStore:
+) -> TokenStore | RowGroupStore:
     """Write the rows of a store in another layout, checked, in the same order.
 
-    What is written is read back and must have the fingerprint of what was read.
+    What is written is read back and must have the fingerprint of what was read. Other processes see it once that is so.
 
     Args:
         source: any store; its text files may be compressed.
-        target: an .arrow or .parquet file, or a directory; nothing may be there.
+        target: an .arrow or .parquet file, or a directory, or an address of Parquet files (``s3://bucket/folder``);
+            nothing may be there.
         to: the layout of a directory: ``store`` as streamsft writes it (the default), or files of one kind.
         row_group_tokens: most tokens of a row group or record batch; a longer row has one of its own.
         file_tokens: begin another file when one holds so many tokens; into a directory of files only.
@@ -59,11 +63,14 @@ def convert_store(
         advance: called with the bytes of the source that lie behind.
 
     Returns:
-        The new store.
+        The new store; at an address one that is read by row groups.
 
     Raises:
         StoreError: the source cannot be used, the target exists or cannot be written, or does not fit what is asked.
     """
+    if is_address(target):
+        rows = _Rows(source, extras, advance)
+        return _write_objects(rows, str(target), to, row_group_tokens, file_tokens)
     place = Path(target).absolute()
     layout = _layout(place, to, file_tokens, extras)
     if place.exists():
@@ -77,6 +84,29 @@ def convert_store(
     if store.fingerprint != rows.validator.manifest().fingerprint:
         raise StoreError(f"{place}: was written, but does not read back as it was; remove it and check the disk")
     return store
+
+
+def _write_objects(
+    rows: _Rows, address: str, to: Layouts | None, row_group_tokens: int, file_tokens: int | None
+) -> RowGroupStore:
+    """Write Parquet files to an address, and read them back there."""
+    if to not in (None, "parquet"):
+        raise StoreError(f"{shown(address)}: a store at an address is of Parquet files; leave {to} out")
+    target = ObjectTarget(address)
+    if target.single and file_tokens is not None:
+        raise StoreError(f"{shown(address)}: is one file; give a folder to write several, or leave file_tokens out")
+    groups = _groups(iter(rows), row_group_tokens)
+    number = target.write(groups, lambda some, sink: _write_file(some, sink, "parquet", file_tokens))
+    try:
+        _refuse_none(number, shown(address))
+        store = RowGroupStore.open(target.files, name="written", extras=rows.extras)
+        if store.fingerprint != rows.validator.manifest().fingerprint:
+            raise StoreError(f"{shown(address)}: was written, but does not read back as it was; write it again")
+    except BaseException:
+        target.discard()
+        raise
+    target.finish()
+    return RowGroupStore.open(target.address, extras=rows.extras)
 
 
 def _layout(place: Path, to: Layouts | None, file_tokens: int | None, extras: Sequence[str]) -> Layouts:
@@ -102,17 +132,17 @@ class _Rows:
     def __init__(self, source: Paths, extras: Sequence[str], advance: Callable[[int], None] | None) -> None:
         self.files = find_store_files(source)
         self.validator = Validator(extras=extras)
-        self._extras = tuple(extras)
+        self.extras = tuple(extras)
         self._advance = advance
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         behind = 0
         for number, file in enumerate(self.files.files):
             first_row = 0
-            for stored in stored_batches(file, number, self.files.kind, self._extras):
+            for stored in stored_batches(file, number, self.files.kind, self.extras):
                 batch = stored.batch
                 self.validator.add(batch, file.path, file=number, first_row=first_row)
-                columns = StoreColumns.of(batch.schema, file.path, self._extras)
+                columns = StoreColumns.of(batch.schema, file.path, self.extras)
                 ids, mask = decode(batch, columns, file.path, first_row)
                 for first, last in pieces(ids.offsets):
                     names = [*((SHARED, CHOSEN) if columns.pairs else ()), *columns.carried]
@@ -157,14 +187,14 @@ def _write_files(
         place.parent.mkdir(parents=True, exist_ok=True)
         clean_up_after_the_dead(place)
         if single:
-            number = int(_write_file(_groups(iter(rows), row_group_tokens), temporary, kind, None))
+            number = int(_write_path(_groups(iter(rows), row_group_tokens), temporary, kind, None))
             _refuse_none(number, place)
             os.link(temporary, place)  # unlike a rename it does not replace what has come there meanwhile
             remove(temporary)
         else:
             temporary.mkdir()
             groups, number = _groups(iter(rows), row_group_tokens), 0
-            while _write_file(groups, temporary / f"part-{number:05}.{kind}", kind, file_tokens):
+            while _write_path(groups, temporary / f"part-{number:05}.{kind}", kind, file_tokens):
                 number += 1
             _refuse_none(number, place)
             fsync_directory(temporary)
@@ -178,7 +208,7 @@ def _write_files(
         raise
 
 
-def _refuse_none(files: int, place: Path) -> None:
+def _refuse_none(files: int, place: str | Path) -> None:
     if not files:
         raise StoreError(f"{place}: there is nothing to write, the source holds no row; name one that does")
 
@@ -204,8 +234,16 @@ def _groups(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.Table]
         yield pa.Table.from_batches(waiting)
 
 
-def _write_file(groups: Iterator[pa.Table], path: Path, kind: Literal["arrow", "parquet"], most: int | None) -> bool:
-    """Write groups to a file until it holds `most` tokens; False if there was none left."""
+def _write_path(groups: Iterator[pa.Table], path: Path, kind: Literal["arrow", "parquet"], most: int | None) -> bool:
+    """`_write_file` to a file of this machine, whose bytes are on the disk then."""
+    written = _write_file(groups, str(path), kind, most)
+    if written:
+        fsync_file(path)
+    return written
+
+
+def _write_file(groups: Iterator[pa.Table], sink: Any, kind: Literal["arrow", "parquet"], most: int | None) -> bool:
+    """Write groups to a path or a stream until it holds `most` tokens; False if there was none left."""
     import pyarrow.parquet as pq
 
     first = next(groups, None)
@@ -213,9 +251,9 @@ def _write_file(groups: Iterator[pa.Table], path: Path, kind: Literal["arrow", "
         return False
     tokens, table = 0, first
     with (
-        pq.ParquetWriter(path, first.schema, compression="zstd")
+        pq.ParquetWriter(sink, first.schema, compression="zstd")
         if kind == "parquet"
-        else pa.ipc.new_stream(str(path), first.schema) as writer
+        else pa.ipc.new_stream(sink, first.schema) as writer
     ):
         while table is not None:
             whole = table.combine_chunks()
@@ -225,5 +263,4 @@ def _write_file(groups: Iterator[pa.Table], path: Path, kind: Literal["arrow", "
                 writer.write_table(whole)
             tokens += sum(len(chunk.values) for chunk in whole.column(0).chunks)
             table = None if most is not None and tokens >= most else next(groups, None)
-    fsync_file(path)
     return True

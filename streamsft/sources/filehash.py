@@ -8,11 +8,11 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from streamsft.sources.paths import RawFile
 
-__all__ = ["HashMemory", "hash_file"]
+__all__ = ["HashMemory", "hash_file", "hash_stream"]
 
 _SETTLED_NS = 2_000_000_000  # a file changed more recently than this may change again within one tick of its clock
 
@@ -20,12 +20,17 @@ _SETTLED_NS = 2_000_000_000  # a file changed more recently than this may change
 def hash_file(path: str) -> str:
     """BLAKE2b-256 of the file's bytes, hex."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+        return hash_stream(file)
+
+
+def hash_stream(stream: Any) -> str:
+    """`hash_file` of what a binary stream holds from where it stands on."""
+    return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
 
 
 @final
 class HashMemory:
-    """Hashes of files by path, size and time of change, one small file each in `folder`.
+    """Hashes of files by path, size and time of change, or an object's tag; one small file each in `folder`.
 
     Any number of processes may use one folder at a time. What cannot be read is forgotten; where
     nothing can be written, nothing is remembered.
@@ -58,9 +63,14 @@ class HashMemory:
             return
 
     def _place(self, file: RawFile) -> Path:
-        name = hashlib.blake2b(os.path.realpath(file.path).encode("utf-8", "surrogateescape"), digest_size=16)
+        name = hashlib.blake2b(_path(file).encode("utf-8", "surrogateescape"), digest_size=16)
         return self._folder / f"{name.hexdigest()}.json"
 
 
 def _identity(file: RawFile) -> dict[str, str | int]:
-    return {"path": os.path.realpath(file.path), "size": file.size, "mtime_ns": file.mtime_ns}
+    changed: dict[str, str | int] = {"version": file.version} if file.version else {"mtime_ns": file.mtime_ns}
+    return {"path": _path(file), "size": file.size, **changed}
+
+
+def _path(file: RawFile) -> str:
+    return file.path if file.version else os.path.realpath(file.path)

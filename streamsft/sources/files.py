@@ -16,7 +16,7 @@ from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rawrows import ArrowChunk, Chunk, JsonLines, JsonTexts, ListedRows, RowReader
 from streamsft.sources.tables import read_arrow, read_delimited, read_parquet
 
-__all__ = ["DELIMITERS", "RawFiles", "reading"]
+__all__ = ["DELIMITERS", "RawFiles", "cut", "reading"]
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -57,7 +57,7 @@ class RawFiles(RowReader):
         before = 0
         for index, file in enumerate(self.raw_files):
             with reading(file):
-                yield from _read(file, index, before)
+                yield from cut(file, index, before, file.path)
             before += file.size
 
     def _hash(self, file: RawFile) -> str:
@@ -96,15 +96,23 @@ def reading(file: RawFile) -> Iterator[None]:
     _check_unchanged(file)
 
 
-def _read(file: RawFile, index: int, before: int) -> Iterator[Chunk]:
+def cut(file: RawFile, index: int, before: int, source: str | BinaryIO) -> Iterator[Chunk]:
+    """The chunks of a file.
+
+    Args:
+        file: what it is.
+        index: its number among the files of its reader.
+        before: bytes of the files before it.
+        source: its path, or its bytes as a buffered stream that can seek.
+    """
     if file.format in ("parquet", "arrow"):
-        pieces = read_parquet(file.path) if file.format == "parquet" else read_arrow(file.path)
+        pieces = read_parquet(source) if file.format == "parquet" else read_arrow(source)
         first = 0
         for data, rows, share in pieces:
             yield ArrowChunk(file=index, first_row=first, read=before + int(share * file.size), data=data)
             first += rows
         return
-    with open_bytes(file.path, file.compression) as (stream, raw):
+    with open_bytes(source, file.compression) as (stream, raw):
         yield from _read_text(file, index, stream, lambda: before + raw.tell())
 
 

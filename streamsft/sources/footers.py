@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.errors import StoreError
-from streamsft.sources.objects import Objects, OpenObject, shown
+from streamsft.sources.addresses import shown
+from streamsft.sources.objectclients import OpenObject
+from streamsft.sources.objects import Objects
 from streamsft.sources.publish import clean_up_after_the_dead, remove, temporary_name
 from streamsft.sources.retrying import retried
 

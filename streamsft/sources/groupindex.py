@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from streamsft.engine import Engine
 from streamsft.errors import StoreError
+from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.cachefolder import default_cache_dir
 from streamsft.sources.checking import GroupCheck, placed
 from streamsft.sources.footers import RemoteFile, keep_footers, kept_footers, read_footers, versions
 from streamsft.sources.groupreader import GroupReader
 from streamsft.sources.index import load_index
-from streamsft.sources.objects import Objects, shown
+from streamsft.sources.objects import Objects
 from streamsft.sources.scan import Scanned
 from streamsft.sources.sidecar import Sidecar, keep, kept
 from streamsft.sources.storecolumns import StoreColumns

@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple, final
 import pyarrow as pa
 
 from streamsft.errors import StoreError
+from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
-from streamsft.sources.objects import Objects, shown
+from streamsft.sources.objects import Objects
 from streamsft.sources.retrying import retried
 
 __all__ = ["GroupReader"]

@@ -6,37 +6,24 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, final
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import takewhile
+from typing import Any, Final, final
 from urllib.parse import urlsplit
 
 from streamsft.errors import StoreError
+from streamsft.sources.addresses import MAGIC, is_address, pattern_of, shown
 from streamsft.sources.forkgate import GATE
+from streamsft.sources.objectclients import Client, OpenObject, client_of
 
-__all__ = ["Location", "Objects", "OpenObject", "is_address"]
+__all__ = ["UNFINISHED", "Location", "Objects"]
 
 Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """An address such as ``s3://bucket/folder``, a path, or a list of either."""
 
-_ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
-
-
-def is_address(location: object) -> bool:
-    """Whether `location` names something by a scheme, ``scheme://…``, rather than by a path."""
-    return isinstance(location, str) and "://" in location
-
-
-class OpenObject(Protocol):
-    """An object as it was when it was opened."""
-
-    size: int
-    """Bytes."""
-    version: str
-    """The storage's tag of these bytes; without one, the time of the last change."""
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset` on; fewer only where the transfer was cut off."""
+UNFINISHED: Final = "_unfinished"
+"""The object that a folder holds while a store is written there."""
 
 
 @final
@@ -69,7 +56,7 @@ class Objects:
         self._filesystem = filesystem
         self._pickled = None if filesystem is None else pickle.dumps(filesystem)
         self._process = os.getpid()
-        self._client: _Client | None = None
+        self._client: Client | None = None
 
     @property
     def shown(self) -> str:
@@ -96,7 +83,38 @@ class Objects:
         path = client.path_of(place)
         if client.is_file(path):
             return [path]
-        return sorted(p for p in client.files(path) if p.lower().endswith(".parquet") and not _hidden(p, path))
+        found = client.files(path)
+        if any(p.rpartition("/")[2] == UNFINISHED for p in found):
+            raise StoreError(
+                f"{shown(place)}: is being written, or was left unfinished by a call that was stopped; wait, or remove "
+                "all that is there and convert again"
+            )
+        return sorted(p for p in found if p.lower().endswith(".parquet") and not _hidden(p, path))
+
+    def below(self, place: str) -> list[str]:
+        """The paths of what `place` stands for: an object, all objects in a folder, or those that a pattern matches.
+
+        In a pattern ``*`` and ``[…]`` stand for parts of a name, ``**`` for any number of folders. Names that begin
+        with a dot are left out. Sorted. No retries.
+
+        Raises:
+            OSError: as the file system does.
+        """
+        client = self._of()
+        path = client.path_of(place)
+        if client.is_file(path):
+            return [path]
+        parts = path.split("/")
+        fixed = "/".join(takewhile(lambda part: not MAGIC.search(part), parts))
+        found = (p for p in client.files(fixed) if not _hidden(p, fixed, marks="."))
+        return sorted(found if fixed == path else filter(pattern_of(parts).fullmatch, found))
+
+    def address(self, path: str) -> str:
+        """The address of a path that `below` or `listed` gave."""
+        if is_address(path) or not is_address(self._given[0]):
+            return path
+        scheme = urlsplit(self._given[0]).scheme
+        return f"{scheme}://{path}" if scheme == "file" else f"{scheme}://{path.lstrip('/')}"
 
     def open(self, path: str) -> OpenObject:
         """Open the object at a `path` of `listed`. No retries.
@@ -106,7 +124,7 @@ class Objects:
         """
         return self._of().open(path)
 
-    def _of(self) -> _Client:
+    def _of(self) -> Client:
         forked = self._process != os.getpid()
         if self._client is None or forked:
             self._process = os.getpid()
@@ -115,7 +133,7 @@ class Objects:
             local = self._pickled is None and not is_address(self._given[0])
             with nullcontext() if local else GATE.passing():
                 filesystem = None if self._pickled is None else pickle.loads(self._pickled)
-                self._client = _client(self._given[0], filesystem)
+                self._client = client_of(self._given[0], filesystem)
         return self._client
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,130 +143,5 @@ class Objects:
         self.__dict__.update(state, _process=os.getpid())
 
 
-def shown(path: str) -> str:
-    """An address or a path for messages: without a query or credentials."""
-    if not is_address(path):
-        return path
-    parts = urlsplit(path)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _hidden(path: str, folder: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path[len(folder) :].split("/") if part)
-
-
-class _Client(Protocol):
-    """What is asked of a file system."""
-
-    def path_of(self, place: str) -> str: ...
-
-    def is_file(self, path: str) -> bool: ...
-
-    def files(self, folder: str) -> list[str]: ...
-
-    def open(self, path: str) -> OpenObject: ...
-
-
-def _client(first: str, filesystem: Any) -> _Client:
-    import pyarrow.fs as pafs
-
-    if isinstance(filesystem, pafs.FileSystem):
-        return _Arrow(filesystem)
-    if filesystem is not None:
-        return _Fsspec(filesystem)
-    if not is_address(first):
-        return _Arrow(pafs.LocalFileSystem())
-    if urlsplit(first).scheme in _ARROW_SCHEMES:
-        return _Arrow(pafs.FileSystem.from_uri(first)[0])
-    import fsspec
-
-    return _Fsspec(fsspec.core.url_to_fs(first)[0])
-
-
-_Passing = Callable[[], AbstractContextManager[None]]
-"""What an operation is made in."""
-
-
-@final
-class _Arrow:
-    def __init__(self, filesystem: Any) -> None:
-        self._filesystem = filesystem
-        self._passing: _Passing = nullcontext if filesystem.type_name == "local" else GATE.passing
-
-    def path_of(self, place: str) -> str:
-        if not is_address(place):
-            return os.path.abspath(os.path.expanduser(place)) if self._filesystem.type_name == "local" else place
-        parts = urlsplit(place)
-        return parts.path if self._filesystem.type_name == "local" else (parts.netloc + parts.path).rstrip("/")
-
-    def is_file(self, path: str) -> bool:
-        with self._passing():
-            return bool(self._filesystem.get_file_info(path).is_file)
-
-    def files(self, folder: str) -> list[str]:
-        import pyarrow.fs as pafs
-
-        with self._passing():
-            found = self._filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
-        return [info.path for info in found if info.is_file]
-
-    def open(self, path: str) -> OpenObject:
-        with self._passing():
-            file = self._filesystem.open_input_file(path)
-            tag = (file.metadata() or {}).get("ETag")
-            if tag is None:
-                return _ArrowObject(file, f"mtime {self._filesystem.get_file_info(path).mtime_ns}", self._passing)
-        return _ArrowObject(file, tag.decode() if isinstance(tag, bytes) else str(tag), self._passing)
-
-
-@final
-class _ArrowObject:
-    def __init__(self, file: Any, version: str, passing: _Passing) -> None:
-        self._file = file
-        self._passing = passing
-        self.size = int(file.size())
-        self.version = version
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        with self._passing():
-            data: bytes = self._file.read_at(length, offset)
-        return data
-
-
-_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "sha256", "checksum", "mtime", "LastModified", "last_modified",
-         "updated", "modified", "created")  # fmt: skip
-
-
-@final
-class _Fsspec:
-    def __init__(self, filesystem: Any) -> None:
-        self._filesystem = filesystem
-
-    def path_of(self, place: str) -> str:
-        path: str = self._filesystem._strip_protocol(place)
-        return path
-
-    def is_file(self, path: str) -> bool:
-        return bool(self._filesystem.isfile(path))
-
-    def files(self, folder: str) -> list[str]:
-        return [str(path) for path in self._filesystem.find(folder)]
-
-    def open(self, path: str) -> OpenObject:
-        self._filesystem.invalidate_cache()  # a listing that was kept would hide a change
-        info = self._filesystem.info(path)
-        version = next((f"{tag} {info[tag]}" for tag in _TAGS if info.get(tag)), "")
-        return _FsspecObject(self._filesystem, path, int(info["size"]), version)
-
-
-@final
-class _FsspecObject:
-    def __init__(self, filesystem: Any, path: str, size: int, version: str) -> None:
-        self._filesystem = filesystem
-        self._path = path
-        self.size = size
-        self.version = version
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        data: bytes = self._filesystem.cat_file(self._path, start=offset, end=offset + length)
-        return data
+def _hidden(path: str, folder: str, marks: str = "._") -> bool:
+    return any(part.startswith(tuple(marks)) for part in path[len(folder) :].split("/") if part)

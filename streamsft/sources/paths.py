@@ -11,8 +11,9 @@ from os import PathLike
 from typing import TypeAlias, final
 
 from streamsft.errors import ConfigError, DataError
+from streamsft.sources.addresses import is_address, shown
 
-__all__ = ["FORMATS", "Paths", "RawFile", "find_files", "nearest"]
+__all__ = ["FORMATS", "Paths", "RawFile", "file_kind", "find_files", "known_files", "nearest"]
 
 Paths: TypeAlias = "str | PathLike[str] | Sequence[str | PathLike[str]]"
 
@@ -43,7 +44,8 @@ class RawFile:
         format: a value of `FORMATS`.
         compression: ``gzip``, ``zstd`` or None.
         size: bytes on disk.
-        mtime_ns: time of the last change.
+        mtime_ns: time of the last change; 0 for an object.
+        version: of an object at an address, the storage's tag of its bytes.
     """
 
     path: str
@@ -52,6 +54,7 @@ class RawFile:
     compression: str | None
     size: int
     mtime_ns: int
+    version: str = ""
 
 
 def find_files(paths: Paths) -> tuple[RawFile, ...]:
@@ -78,15 +81,20 @@ def find_files(paths: Paths) -> tuple[RawFile, ...]:
 
 
 def _expand(path: str) -> list[str]:
+    if is_address(path):
+        raise DataError(
+            f"{shown(path)}: is an address, and only files of this machine can be read so. Raw files at addresses are "
+            "tokenized before they are drawn: leave streaming out, or copy them here"
+        )
     if os.path.isdir(path):
         files = sorted(_walk(path))
-        return _known(files, f"{path}: the folder")
+        return known_files(files, f"{path}: the folder")
     if os.path.exists(path):
         return [path]
     if glob.has_magic(path):
         matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
         if matches:
-            return _known(matches, f"{path}: the pattern")
+            return known_files(matches, f"{path}: the pattern")
     raise DataError(f"{path}: no such file; {nearest(path)}")
 
 
@@ -105,7 +113,12 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in files if name not in ignored and not name.startswith("."))
 
 
-def _known(files: list[str], what: str) -> list[str]:
+def known_files(files: list[str], what: str) -> list[str]:
+    """Those of `files` that can be read.
+
+    Raises:
+        DataError: there is none; `what` holds them.
+    """
     known = [path for path in files if _kind(path) is not None]
     if not known:
         seen = ", ".join(os.path.basename(path) for path in files[:5]) or "nothing"
@@ -114,9 +127,7 @@ def _known(files: list[str], what: str) -> list[str]:
 
 
 def _raw_file(path: str, name: str) -> RawFile:
-    kind = _kind(path)
-    if kind is None:
-        raise DataError(f"{path}: unknown kind of file; these can be read: {_readable()}")
+    kind = file_kind(path)
     status = os.stat(path)
     return RawFile(
         path=path,
@@ -126,6 +137,18 @@ def _raw_file(path: str, name: str) -> RawFile:
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
     )
+
+
+def file_kind(path: str) -> tuple[str, str | None]:
+    """The format and compression of a file, by its name.
+
+    Raises:
+        DataError: it is of no kind that can be read.
+    """
+    kind = _kind(path)
+    if kind is None:
+        raise DataError(f"{path}: unknown kind of file; these can be read: {_readable()}")
+    return kind
 
 
 def _kind(path: str) -> tuple[str, str | None] | None:

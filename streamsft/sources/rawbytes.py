@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast, final
 
 if TYPE_CHECKING:
@@ -18,15 +18,16 @@ _BUFFER = 1 << 17
 
 
 @contextmanager
-def open_bytes(path: str, compression: str | None) -> Iterator[tuple[BinaryIO, IO[bytes]]]:
+def open_bytes(source: str | IO[bytes], compression: str | None) -> Iterator[tuple[BinaryIO, IO[bytes]]]:
     """Open a file as (its decompressed bytes, the file itself, whose position tells the progress).
 
-    The first can be peeked at. Several gzip members or zstd frames in a row are one stream.
+    It is given by its path, or as a buffered stream. The first can be peeked at. Several gzip members or zstd frames
+    in a row are one stream.
 
     Raises:
         OSError, EOFError, zlib.error: also while reading, where the data is damaged or ends early.
     """
-    with open(path, "rb") as raw:
+    with open(source, "rb") if isinstance(source, str) else nullcontext(source) as raw:
         if compression == "gzip":
             with gzip.GzipFile(fileobj=raw) as unzipped, io.BufferedReader(unzipped, _BUFFER) as stream:
                 yield cast(BinaryIO, stream), raw
@@ -34,7 +35,7 @@ def open_bytes(path: str, compression: str | None) -> Iterator[tuple[BinaryIO, I
             with io.BufferedReader(_ZstdFrames(raw), _BUFFER) as stream:
                 yield cast(BinaryIO, stream), raw
         else:
-            yield raw, raw
+            yield cast(BinaryIO, raw), raw
 
 
 @final

@@ -74,7 +74,7 @@ def retried(
             if left <= 0:
                 raise StoreError(
                     f"{what}: could not be read in {deadline:g} s and {tries} attempts ({reason_of(error)}); see that "
-                    "the storage answers, then start the same command again: it goes on from the last checkpoint"
+                    "the storage answers, then start the same command again: it goes on where it had come to"
                 ) from error
             longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 20))
             pause(min(left, longest * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, final
 
 from streamsft.errors import DataError, StoreError
+from streamsft.sources.addresses import is_address, shown
 from streamsft.sources.manifest import MANIFEST_FILE
-from streamsft.sources.objects import is_address, shown
 from streamsft.sources.paths import FORMATS, Paths, RawFile, find_files
 
 __all__ = ["STATE_FILE", "Kind", "StoreFiles", "absolute", "data_files", "find_store_files", "name_of"]

@@ -15,13 +15,18 @@ from streamsft.sources.rawrows import CHUNK_BYTES, BadRow
 __all__ = ["read_arrow", "read_delimited", "read_parquet", "record_batches", "rows_per_piece", "serialized"]
 
 _MAX_ROWS = 4096  # per piece, however small the rows
+_BUFFER = 8 << 20  # bytes of a column that are read at a time, of a file that is not mapped
 
 
-def read_parquet(path: str) -> Iterator[tuple[bytes, int, float]]:
-    """Pieces of a Parquet file as Arrow streams, each with its number of rows and the share of the file read so far."""
+def read_parquet(source: str | BinaryIO) -> Iterator[tuple[bytes, int, float]]:
+    """Pieces of a Parquet file as Arrow streams, each with its number of rows and the share of the file read so far.
+
+    The file is given by its path, and mapped, or as a stream that can seek, of which columns are read bit by bit.
+    """
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+    buffer = 0 if isinstance(source, str) else _BUFFER
+    with pq.ParquetFile(source, memory_map=True, pre_buffer=False, buffer_size=buffer) as file:
         total = max(1, file.metadata.num_rows)
         done = 0
         for group in range(file.num_row_groups):
@@ -32,11 +37,11 @@ def read_parquet(path: str) -> Iterator[tuple[bytes, int, float]]:
                 yield serialized(batch), batch.num_rows, done / total
 
 
-def read_arrow(path: str) -> Iterator[tuple[bytes, int, float]]:
+def read_arrow(source: str | BinaryIO) -> Iterator[tuple[bytes, int, float]]:
     """Pieces of an Arrow file (stream or random-access format) as `read_parquet`'s."""
     import pyarrow as pa
 
-    with pa.memory_map(path) as mapped:
+    with pa.memory_map(source) if isinstance(source, str) else pa.PythonFile(source, mode="r") as mapped:
         for batch, share, _ in record_batches(mapped):
             rows = rows_per_piece(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, rows):

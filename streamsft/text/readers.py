@@ -8,9 +8,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from streamsft.errors import ConfigError
+from streamsft.sources.addresses import is_address
 from streamsft.sources.filehash import HashMemory
 from streamsft.sources.files import RawFiles
 from streamsft.sources.hub import DatasetRows, HubDataset, ListRows
+from streamsft.sources.objectfiles import ObjectFiles
 from streamsft.sources.paths import Paths
 from streamsft.sources.rawrows import RowReader
 
@@ -23,7 +25,7 @@ RawSource: TypeAlias = "Paths | HubDataset | datasets.Dataset | Sequence[Mapping
 
 
 def open_reader(source: RawSource, *, memory: HashMemory | None = None) -> RowReader:
-    """The reader for a path, glob, folder or a list of these, a hub dataset, a `datasets.Dataset`, or a list of rows.
+    """The reader for a path, glob, folder, address or a list of these, a hub dataset, a `datasets.Dataset`, or rows.
 
     Args:
         source: what to read.
@@ -34,7 +36,7 @@ def open_reader(source: RawSource, *, memory: HashMemory | None = None) -> RowRe
         DataError: it cannot be found.
     """
     if isinstance(source, str | PathLike):
-        return RawFiles(source, memory=memory)
+        return _files(source, memory)
     if isinstance(source, HubDataset):
         return DatasetRows(source.load(), name=f"{source.id}[{source.split}]")
     if (loaded := sys.modules.get("datasets")) is not None:
@@ -48,7 +50,7 @@ def open_reader(source: RawSource, *, memory: HashMemory | None = None) -> RowRe
             )
     if isinstance(source, Sequence):
         if all(isinstance(item, str | PathLike) for item in source):
-            return RawFiles(cast("Paths", source), memory=memory)
+            return _files(cast("Paths", source), memory)
         if all(isinstance(item, Mapping) for item in source):
             return ListRows(cast("Sequence[Mapping[str, Any]]", source))
     elif isinstance(getattr(source, "files", None), tuple) and callable(getattr(source, "chunks", None)):
@@ -57,3 +59,10 @@ def open_reader(source: RawSource, *, memory: HashMemory | None = None) -> RowRe
         f"a {type(source).__name__} cannot be read; give a path, a list of paths, a HubDataset, "
         "a datasets.Dataset or a list of dicts"
     )
+
+
+def _files(paths: Paths, memory: HashMemory | None) -> RowReader:
+    """Files of this machine, or those at addresses."""
+    if any(map(is_address, [paths] if isinstance(paths, str | PathLike) else paths)):
+        return ObjectFiles(paths, memory=memory)
+    return RawFiles(paths, memory=memory)

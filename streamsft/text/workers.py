@@ -13,13 +13,13 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, final
 
-from streamsft.engine import Engine, Job
+from streamsft.engine import QUIET_SECONDS, Engine, Job, place_of
 from streamsft.errors import ConfigError, DataError
 
 __all__ = ["LocalEngine", "WorkerPool", "map_ordered"]
@@ -184,8 +184,7 @@ class WorkerPool(Generic[Item, Result]):
                 taken += 1
             if not busy and given == taken:
                 return
-            for ready in wait(list(busy)) if given not in done else ():
-                assert isinstance(ready, Connection)
+            for ready in self._finished(busy, waiting) if given not in done else ():
                 done[busy.pop(ready)] = self._receive(ready)
                 idle.append(ready)
             while given in done:
@@ -209,6 +208,16 @@ class WorkerPool(Generic[Item, Result]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _finished(self, busy: Mapping[Connection, int], items: Mapping[int, Item]) -> list[Connection]:
+        """Wait for workers that have something to say; without a limit, for an item may take as long as it takes."""
+        while not (ready := wait(list(busy), QUIET_SECONDS)):
+            for connection, number in busy.items():
+                logger.warning(
+                    "%s: worker process %d has been at the same item for %g s or more%s; if it hangs, kill it, and the "
+                    "call ends", self._what, self._workers[connection].pid, QUIET_SECONDS, place_of(items[number]),
+                )  # fmt: skip
+        return [connection for connection in ready if isinstance(connection, Connection)]
 
     def _send(self, connection: Connection, payload: bytes) -> None:
         try:

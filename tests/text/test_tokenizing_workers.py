@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from streamsft.errors import ConfigError, DataError, StoreError
+from streamsft.text import workers
 from streamsft.text.workers import WorkerPool, map_ordered
+from tests.jobs import Reading, Released
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,20 @@ def test_errors_of_streamsft_arrive_as_they_are_and_others_with_their_name() -> 
 def test_a_worker_that_ends_is_named_with_its_exit_code() -> None:
     with pytest.raises(DataError, match=r"squares: worker process \d+ ended with exit code 7 before its work was done"):
         list(map_ordered(Squares(), [1, -3, 2], 2, what="squares"))
+
+
+def test_a_worker_that_takes_long_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "QUIET_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    log = Released(tmp_path / "pipe")
+    workers.logger.addHandler(log)
+    try:
+        with WorkerPool(Reading(), 1, what="source a") as pool:
+            assert [result for _, result in pool.map([str(tmp_path / "pipe")])] == ["released"]
+    finally:
+        workers.logger.removeHandler(log)
+    assert log.said[0].startswith("source a: worker process ")
+    assert "has been at the same item for 0.1 s or more; if it hangs, kill it" in log.said[0]
 
 
 def test_a_job_that_cannot_travel() -> None:
