@@ -8,16 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from streamsft.config_reading import IoConfig, Overflow, Rows, Section, TierConfig
-from streamsft.config_values import (
-    FolderText,
-    HoldOut,
-    Natural,
-    NonNegative,
-    PathText,
-    Positive,
-    Stretch,
-    Weight,
-)
+from streamsft.config_values import FolderText, HoldOut, Natural, NonNegative, PathText, Positive, Stretch, Weight
 from streamsft.config_yaml import KeyPath
 
 __all__ = [
