@@ -147,7 +147,8 @@ def main() -> int:
         folder = Path(name)
         store = tokens(folder, options.data, 200 if options.quick else 2000)
         vocabulary = int(np.concatenate(store.read(np.arange(len(store)))[0]).max()) + 1
-        Leg(folder, folder, vocabulary, steps).model()  # so that forks have what it imports
+        Leg(folder, folder, vocabulary, steps).model()  # so that forks have what it imports, and what these do
+        _ = ss.StreamTrainer, ss.StreamDataModule, ss.AcceleratedStream
         audits = []
         for ranks in options.ranks or ([1] if options.quick else [1, 2]):
             base = Leg(folder, Path(str(store.path)), vocabulary, steps, ranks)

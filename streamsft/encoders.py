@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from streamsft.config import Config, SourceConfig
 from streamsft.errors import ConfigError
@@ -27,23 +27,21 @@ class Encoders:
         self._by_setting: dict[str, ChatTokenizer | TextTokenizer] = {}
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        from streamsft.text.backend import load_tokenizer
+    def _loaded(self) -> Backend:
+        from streamsft.text.backend import Backend, load_tokenizer
 
         if self._config.tokenizer is None:
             raise ConfigError("tokenizer: missing: there is text to be tokenized")
-        return load_tokenizer(self._config.tokenizer)
+        return Backend.of(load_tokenizer(self._config.tokenizer))
 
-    @cached_property
+    @property
     def backend(self) -> Backend | None:
         """The tokenizer without a template, None if the config names none.
 
         Raises:
             TokenizerError: it cannot be loaded.
         """
-        from streamsft.text.backend import Backend
-
-        return None if self._config.tokenizer is None else Backend.of(self._tokenizer)
+        return None if self._config.tokenizer is None else self._loaded
 
     def of(self, source: SourceConfig) -> ChatTokenizer | TextTokenizer:
         """What encodes the conversations of `source`, or its texts.
@@ -56,12 +54,12 @@ class Encoders:
 
         if source.format == TEXT:
             if TEXT not in self._by_setting:
-                self._by_setting[TEXT] = TextTokenizer(self._tokenizer)
+                self._by_setting[TEXT] = TextTokenizer(self._loaded)
             return self._by_setting[TEXT]
         if source.train_on not in self._by_setting:
             text = self._config.text
             self._by_setting[source.train_on] = ChatTokenizer(
-                self._tokenizer,
+                self._loaded,
                 train_on=source.train_on,
                 chat_template=None if text.chat_template is None else Path(text.chat_template),
                 chat_template_kwargs=text.chat_template_kwargs,

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.forking import without_waiting_for_disks
+
 # Examples are drawn afresh on each run here, and are the same ones on every run in CI. No deadline: the machine
 # may be busy with other tests, and a slow example says nothing about a law.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+without_waiting_for_disks()
 
 ROOT = Path(__file__).parents[1]
 

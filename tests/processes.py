@@ -22,6 +22,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from tests.forking import without_waiting_for_disks
+
 __all__ = ["Ended", "Started", "context", "run", "run_streamsft", "start", "start_streamsft", "streamsft"]
 
 _ROOT = Path(__file__).parents[1]
@@ -29,6 +31,7 @@ _IMPORTED = [
     "pytest",
     "hypothesis",
     "pandas",
+    "datasets",
     "torch.distributed.device_mesh",
     "transformers.models.llama.modeling_llama",
     "streamsft.cli",
@@ -168,5 +171,6 @@ def _begin(
     out.close()
     err.close()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes are without it
+    without_waiting_for_disks()
     multiprocessing.set_start_method(None, force=True)  # Python's own again, not the server
     function(*args)

@@ -95,10 +95,17 @@ def test_debug_shows_where_an_error_was_raised(tmp_path: Path) -> None:
     result = run_streamsft("validate", tmp_path / "none.yaml", "--debug")
     assert "Traceback" in result.stderr
     assert "there is no such config file" in result.stderr
-    command = [sys.executable, "-m", "streamsft", "validate", tmp_path / "none.yaml"]
+    told = runner.invoke(app, ["validate", str(tmp_path / "none.yaml")])
+    assert told.exit_code == 2
+    assert told.stderr == f"error: {tmp_path}/none.yaml: there is no such config file\n"
+
+
+def test_the_package_is_a_program_too() -> None:
+    command = [sys.executable, "-m", "streamsft", "no-such", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2
-    assert result.stderr == f"error: {tmp_path}/none.yaml: there is no such config file\n"
+    assert json.loads(result.stdout)["command"] == "no-such"
+    assert "No such command" in result.stderr
 
 
 def test_a_source_that_cannot_be_used_is_told(tmp_path: Path) -> None:

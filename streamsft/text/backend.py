@@ -122,6 +122,7 @@ class Backend:
         adds_bos: whether it puts the BOS token in front of what it encodes by itself.
         added: id to text of each token that is matched in text before anything else.
         control: ids of those among `added` that it declares special, or that are spelled ``<|...|>``.
+        vocab_size: one more than the largest token id.
     """
 
     core: Tokenizer
@@ -134,15 +135,18 @@ class Backend:
     adds_bos: bool
     added: Mapping[int, str]
     control: frozenset[int]
+    vocab_size: int
     _held: _Held = field(default_factory=_Held, repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any) -> Backend:
-        """Take `tokenizer`, a fast tokenizer of `transformers`, apart.
+        """Take `tokenizer`, a fast tokenizer of `transformers`, apart; one that is taken apart is given back.
 
         Raises:
             TokenizerError: it is not a fast tokenizer.
         """
+        if isinstance(tokenizer, Backend):
+            return tokenizer
         from tokenizers import Tokenizer
 
         source = getattr(tokenizer, "backend_tokenizer", None)
@@ -176,12 +180,8 @@ class Backend:
             adds_bos=adds_bos,
             added=added,
             control=frozenset(declared | piped),
+            vocab_size=max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-        return max(self.core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, texts: Sequence[str]) -> Sequence[Encoding]:
         """Encode `texts` as they are; control tokens spelled in them become those tokens."""

@@ -44,7 +44,7 @@ class ChatTokenizer:
     """Turns conversations into tokens with loss masks. Can be pickled; needs no `transformers` once built.
 
     Args:
-        tokenizer: a fast tokenizer of `transformers`, or the folder or hub id of one.
+        tokenizer: a fast tokenizer of `transformers`, the folder or hub id of one, or its `Backend`.
         train_on: ``assistant`` supervises every turn of the assistant, ``last_assistant`` the last one, and
             ``everything`` all tokens. Messages flagged 0 are left out.
         chat_template: the text of a Jinja template, or a path to one, in place of the tokenizer's.

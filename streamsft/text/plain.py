@@ -33,7 +33,7 @@ class TextTokenizer:
     tokenizer puts one there by itself. No chat template is needed. It stands where a `ChatTokenizer` does.
 
     Args:
-        tokenizer: a fast tokenizer of `transformers`, or the folder or hub id of one.
+        tokenizer: a fast tokenizer of `transformers`, the folder or hub id of one, or its `Backend`.
         columns: from ``text`` to the column's own name.
 
     Raises:

@@ -27,10 +27,9 @@ from streamsft.training.opening import Start, opened
 from streamsft.training.outputs import Outputs, opened_outputs
 from streamsft.training.preference import frozen_reference
 from streamsft.training.settings import TrainResult, TrainSettings
-from streamsft.training.sharded import ShardedSaver
 from streamsft.training.sharding import place_model
 from streamsft.training.signals import StopSignals, signal_name
-from streamsft.training.snapshot import Parts, restore, save, seed_generators
+from streamsft.training.snapshot import Parts, open_saver, restore, save, seed_generators
 from streamsft.training.stepping import StepOutcome, Stepper, exchange, make_optimizer
 
 __all__ = ["train"]
@@ -177,9 +176,8 @@ class _Run:
         if parts.model is not None and parts.optimizer is not None:
             objective = CrossEntropy() if parts.reference is None else Dpo(parts.reference, settings.beta)
             self._stepper = Stepper(parts.model, parts.optimizer, settings, comm, objective)
-        self._saver: ShardedSaver | None = None
-        if parts.model is not None and settings.parallel == "fsdp":
-            self._saver = ShardedSaver(comm, background=settings.async_save)
+        divided = parts.model is not None and settings.parallel == "fsdp"
+        self._saver = open_saver(comm, background=settings.async_save) if divided else None
         self._losses: list[float] = []
         self._logged = (0.0, 0)
 

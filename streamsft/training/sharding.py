@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from streamsft.comm import Comm, TorchComm, agreeing
 from streamsft.errors import ConfigError, RunError
 from streamsft.training.model import pick_device
 from streamsft.training.parallel import broadcast_weights, sum_gradients
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "add_gradients",
@@ -74,7 +77,9 @@ def shard_model(model: torch.nn.Module, comm: Comm) -> None:
         return
     if not isinstance(comm, TorchComm):
         raise ConfigError("train settings: parallel fsdp needs a process group (TorchComm), as torchrun makes one")
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    from torch.distributed.fsdp import fully_shard  # takes two seconds to import, which a run of the data alone saves
+
+    if any(map(_is_part, model.parameters())):
         raise RunError("the model is divided over ranks already; give it undivided, parallel fsdp does that")
     group = comm.group if comm.group is not None else dist.group.WORLD
     assert group is not None
@@ -95,9 +100,16 @@ def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from (child for child in module if not isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict))
 
 
-def is_divided(model: torch.nn.Module) -> bool:
+def is_divided(model: torch.nn.Module) -> TypeGuard[FSDPModule]:
     """Whether the weights of `model` are divided, so that ranks must make each pass of it together."""
-    return isinstance(model, FSDPModule)
+    module = sys.modules.get("torch.distributed.fsdp")  # who has divided them has imported it
+    return module is not None and isinstance(model, module.FSDPModule)
+
+
+def _is_part(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
+    """Whether `tensor` is divided over ranks."""
+    module = sys.modules.get("torch.distributed.tensor")  # who has divided it has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def add_gradients(parameters: Sequence[torch.nn.Parameter], comm: Comm) -> None:
@@ -106,24 +118,24 @@ def add_gradients(parameters: Sequence[torch.nn.Parameter], comm: Comm) -> None:
     The backward pass has averaged the gradients of divided weights over the ranks, which is undone.
     """
     for parameter in parameters:
-        if isinstance(parameter, DTensor):
+        if _is_part(parameter):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            assert isinstance(parameter.grad, DTensor)
+            assert _is_part(parameter.grad)
             parameter.grad.to_local().mul_(comm.size)
-    sum_gradients([parameter for parameter in parameters if not isinstance(parameter, DTensor)], comm)
+    sum_gradients([parameter for parameter in parameters if not _is_part(parameter)], comm)
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """The norm of all `gradients` together, the same on every rank; collective where they are divided."""
     norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if _is_part(norm) else norm
 
 
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and saved buffers by their names in a checkpoint: each once, and this rank's part of it."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_divided(module):
             module.reshard()  # a forward pass without a backward one leaves weights gathered
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -145,7 +157,9 @@ def distributed_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     divided = dict(state["state"])
     for number, parameter in zip(numbers, parameters, strict=False):  # other sizes are refused when it is loaded
-        if isinstance(parameter, DTensor) and number in divided:
+        if number in divided and _is_part(parameter):
+            from torch.distributed.tensor import distribute_tensor
+
             mesh, placements = parameter.device_mesh, parameter.placements
             divided[number] = {
                 key: distribute_tensor(value.to(mesh.device_type), mesh, placements)

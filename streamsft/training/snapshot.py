@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -40,11 +40,13 @@ from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.edits import MIX_FILE, saved_mixes
 from streamsft.training.model import save_config, save_weights
 from streamsft.training.preference import weights_digest
-from streamsft.training.sharded import ShardedSaver, load_sharded
 from streamsft.training.sharding import distributed_state
 from streamsft.training.stored import STATE_FOLDER, StoredCheckpoint
 
-__all__ = ["Parts", "restore", "save", "seed_generators"]
+if TYPE_CHECKING:
+    from streamsft.training.sharded import ShardedSaver
+
+__all__ = ["Parts", "open_saver", "restore", "save", "seed_generators"]
 
 
 @final
@@ -76,6 +78,13 @@ class Parts:
     def reference_digest(self) -> str | None:
         """Digest of the weights of `reference`."""
         return None if self.reference is None else weights_digest(self.reference)
+
+
+def open_saver(comm: Comm, *, background: bool) -> ShardedSaver:
+    """What writes the weights of a run that are divided over the ranks of `comm`."""
+    from streamsft.training.sharded import ShardedSaver  # takes a second to import
+
+    return ShardedSaver(comm, background=background)
 
 
 def save(
@@ -179,6 +188,8 @@ def restore(parts: Parts, stored: StoredCheckpoint, *, seed: int, comm: Comm) ->
         states = _tensors(stored, "rng.pt")
     if parts.model is not None and parts.optimizer is not None:
         if stored.in_parts:
+            from streamsft.training.sharded import load_sharded
+
             load_sharded(stored, parts.model, parts.optimizer, comm)
         else:
             _load_optimizer(parts.optimizer, stored, comm)

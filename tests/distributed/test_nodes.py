@@ -16,7 +16,6 @@ import pytest
 import yaml
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.distributed.run import main as torch_main
 
 from streamsft.commands.train import train
 from tests.pipelines import small_config
@@ -59,15 +58,12 @@ def agent(node: Node, number: int, nodes: int, ranks: int, endpoint: str, config
     elastic_launch(launch, rank)(config)
 
 
-def torchrun(node: Node, number: int, nodes: int, ranks: int, endpoint: str, config: Path) -> None:
-    """In a process of its own: `torchrun` on a node, in its network namespace."""
+def agent_inside(node: Node, number: int, nodes: int, ranks: int, endpoint: str, config: Path) -> None:
+    """In a process of its own: the same in the node's network namespace."""
     with open(f"/run/netns/{node.namespace}", "rb") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), f"cannot enter network namespace {node.namespace}")
-    arguments = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--rdzv-id", "nodes"]
-    arguments += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={number == 0}"]
-    arguments += ["--local-addr", node.address, "--monitor-interval", "0.1"]
-    torch_main([*arguments, "-m", "streamsft", "train", str(config), "--quiet"])
+    agent(node, number, nodes, ranks, endpoint, config)
 
 
 def launch_on(nodes: Sequence[Node], launch: Callable[..., None], config: Path, *, ranks: int, port: int) -> list[str]:
@@ -173,4 +169,4 @@ def test_two_network_namespaces_make_the_steps_of_one_process(
     tmp_path: Path, namespaces: list[Node], one_process: dict[int, list[Any]]
 ) -> None:
     config = write_config(tmp_path / "two")
-    check(config.parent, launch_on(namespaces, torchrun, config, ranks=1, port=29400), one_process, ranks=2)
+    check(config.parent, launch_on(namespaces, agent_inside, config, ranks=1, port=29400), one_process, ranks=2)

@@ -186,7 +186,7 @@ def test_works_in_a_loader_whose_workers_get_it_pickled(kind: str, tmp_path: Pat
         store,  # type: ignore[arg-type]
         batch_size=2,
         num_workers=2,
-        multiprocessing_context="spawn" if kind == "disk" else context(),
+        multiprocessing_context=context(),
         collate_fn=_first_ids,
     )
     assert [pair for batch in loader for pair in batch] == [(0, 18), (1, 0), (2, 9), (3, 10), (4, 16)]

@@ -34,7 +34,7 @@ def packer(mix: Mix, unit: Any = "samples", *, scheduled: bool = False) -> Packe
     return Packer(made, mix.sequence_length, lookahead=mix.lookahead, overflow=mix.overflow)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     mixes(),
     UNITS,
@@ -64,7 +64,7 @@ def test_a_planner_behind_a_step_plans_what_comes_next(
         last = (target, dict(states))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(mixes(), UNITS, st.integers(0, 200), st.integers(0, 60))
 def test_a_walk_passes_the_draws_of_the_windows_and_what_they_take(mix: Mix, unit: str, packs: int, more: int) -> None:
     plan = packer(mix, unit).plan()

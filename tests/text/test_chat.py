@@ -178,7 +178,7 @@ def test_what_a_template_raises_is_the_reason_of_the_row() -> None:
 
 
 def test_a_template_that_leaves_a_message_out_rejects_the_row() -> None:
-    using = ChatTokenizer(made.deepseek())
+    using = ChatTokenizer(made.deepseek_backend())
     assert reason(using, [{"role": "developer", "content": "be brief"}, U, A]) == "message_not_rendered"
 
 

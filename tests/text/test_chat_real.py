@@ -12,14 +12,14 @@ from streamsft.text.chat import ChatTokenizer
 from streamsft.text.formats import RowRejected, detect_format, parser
 from tests.text import oracles
 from tests.text.test_formats import REAL, read
-from tests.text.tokenizers import deepseek
+from tests.text.tokenizers import deepseek, deepseek_backend
 
 ROWS = 50
 
 
 @cache
 def chat(train_on: str) -> ChatTokenizer:
-    return ChatTokenizer(deepseek(), train_on=train_on)  # type: ignore[arg-type]
+    return ChatTokenizer(deepseek_backend(), train_on=train_on)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "last_assistant", "everything"])
@@ -94,7 +94,7 @@ def test_thinking_tags_may_stand_in_a_text_and_reasoning_that_is_cut_is_told() -
     rejected = chat("assistant").encode_rows([{"messages": messages}], parser("messages"))[0]
     assert isinstance(rejected, RowRejected)
     assert rejected.reason == "text_left_out"
-    cutting = ChatTokenizer(deepseek(), left_out="allow")
+    cutting = ChatTokenizer(deepseek_backend(), left_out="allow")
     result = cutting.encode_rows([{"messages": messages}], parser("messages"))[0]
     assert not isinstance(result, RowRejected)
     assert chat("assistant").decode(result.input_ids[result.loss_mask]) == "yes<｜end▁of▁sentence｜>"

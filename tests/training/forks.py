@@ -34,7 +34,6 @@ def in_fork(function: Callable[[], object], *, below: Path | None = None, kill_a
         torch.set_num_threads(1)  # the threads of the parent are not here
         if below is not None and kill_at is not None:
             _kill_at(kill_at, str(below))
-        os.fsync = lambda handle: None  # type: ignore[assignment]  # slow, and killing a process needs none
         function()
     except BaseException:
         traceback.print_exc()
