@@ -14,6 +14,8 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +33,7 @@ import streamsft as ss
 from streamsft.demodata.files import write_demo
 
 KILLS = 2
+ATTEMPTS = 5
 
 
 def start(name: str, leg: Leg, folder: Path) -> list[BaseProcess]:
@@ -60,8 +63,15 @@ def finish(name: str, leg: Leg, folder: Path) -> None:
             raise SystemExit(f"{name}, rank {rank}: exit code {process.exitcode}\n{log[-3000:]}")
 
 
-def kill(name: str, leg: Leg, folder: Path, upto: int) -> None:
-    """Train until step `upto` stands in the audit, then SIGKILL all processes, wherever they are."""
+def kill(name: str, leg: Leg, folder: Path, upto: int) -> bool:
+    """Train until step `upto` stands in the audit, then SIGKILL all processes, wherever they are.
+
+    Returns:
+        Whether they were still running: on a machine that has much else to do they may be done before it is noticed.
+
+    Raises:
+        SystemExit: with what a process wrote that failed.
+    """
     processes = start(name, leg, folder)
     file = leg.run / "audit" / "rank-0.jsonl"
     while all(process.is_alive() for process in processes):
@@ -73,8 +83,26 @@ def kill(name: str, leg: Leg, folder: Path, upto: int) -> None:
     for process in processes:
         process.kill()
         process.join()
-    if not alive:
-        raise SystemExit(f"{name} ended before it was killed\n{(leg.run / 'log-0.txt').read_text()[-3000:]}")
+    failed = [rank for rank, process in enumerate(processes) if process.exitcode not in (0, -signal.SIGKILL)]
+    if failed and not alive:
+        log = (leg.run / f"log-{failed[0]}.txt").read_text()
+        raise SystemExit(f"{name}, rank {failed[0]} ended before it was killed\n{log[-3000:]}")
+    return alive
+
+
+def disturb(name: str, leg: Leg, folder: Path, seed: int) -> None:
+    """Train to the end, killed `KILLS` times; anew where it was done before it could be killed.
+
+    Raises:
+        SystemExit: a process failed, or it was never slow enough to be killed.
+    """
+    chance, part = random.Random(seed), leg.steps // (KILLS + 1)
+    for _ in range(ATTEMPTS):
+        if all(kill(name, leg, folder, number * part + chance.randint(2, part + 1)) for number in range(KILLS)):
+            finish(name, leg, folder)
+            return
+        shutil.rmtree(leg.run)
+    raise SystemExit(f"{name} was done before it was killed, {ATTEMPTS} times; give more --steps")
 
 
 def audit(leg: Leg) -> dict[int, list[str]]:
@@ -105,11 +133,7 @@ def compared(name: str, base: Leg, folder: Path, seed: int) -> tuple[dict[int, l
         for kind in ("whole", "killed")
     )
     finish(name, whole, folder)
-    chance = random.Random(seed)
-    for number in range(KILLS):
-        part = base.steps // (KILLS + 1)
-        kill(name, legs, folder, number * part + chance.randint(2, part + 1))
-    finish(name, legs, folder)
+    disturb(name, legs, folder, seed)
     given = audit(whole)
     complete = list(given) == list(range(1, base.steps + 1))
     return given, complete and audit(legs) == given, losses(legs) == losses(whole)
