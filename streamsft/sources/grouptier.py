@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ __all__ = ["DiskTier", "Tier"]
 
 _log = logging.getLogger("streamsft")
 
-_VERSION: Final = 1  # of what a file holds
+_VERSION: Final = 2  # of what a file holds
 _LOCK: Final = ".lock"
 _ABANDONED: Final = 3600 * 10**9  # ns after which a file that is still being written never will be
+_CHECKSUM: Final = 8  # bytes
 _LOW: Final = 0.9  # share of the budget that is left when room is made
 _IDS, _MASK = "input_ids", "loss_mask"
 
@@ -57,7 +59,9 @@ class Tier:
 
 @final
 class DiskTier:
-    """The files of a tier: one uncompressed Arrow file per row group, named by what it holds.
+    """The files of a tier: one uncompressed Arrow file per row group, named by what it holds, its checksum at the end.
+
+    The checksum is compared whenever a process maps a file; one that is damaged is fetched again.
 
     A file appears whole, by a rename, or not at all. When there is no room the files that were not used for longest
     are removed until 90 % of the budget are left. All of it is best effort: where the disk is full or cannot be
@@ -86,8 +90,7 @@ class DiskTier:
         place = self.folder / name
         try:
             with pa.memory_map(str(place)) as mapped:
-                batch = pa.ipc.open_file(mapped).get_batch(0)
-            block = _block(batch)
+                block = _block(_checked(mapped.read_buffer()))
         except FileNotFoundError:
             return None
         except (pa.ArrowException, OSError, IndexError, KeyError) as error:
@@ -105,10 +108,11 @@ class DiskTier:
         temporary = temporary_name(place)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not self._reserved(temporary, len(data)):
+            if not self._reserved(temporary, len(data) + _CHECKSUM):
                 return None
             with open(temporary, "r+b") as file:
                 file.write(data)
+                file.write(zlib.crc32(data).to_bytes(_CHECKSUM, "little"))
                 file.flush()
                 os.fsync(file.fileno())
             with self._alone():
@@ -207,6 +211,19 @@ def _bytes(block: DecodedBlock) -> pa.Buffer:
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+def _checked(data: pa.Buffer) -> pa.RecordBatch:
+    """The record batch of a file, whose bytes must be those that were written.
+
+    Raises:
+        pa.ArrowInvalid: they are not.
+    """
+    size = max(0, data.size - _CHECKSUM)
+    written = data.slice(0, size)
+    if zlib.crc32(written).to_bytes(_CHECKSUM, "little") != data.slice(size).to_pybytes():
+        raise pa.ArrowInvalid("its checksum is another: it is cut off or damaged")
+    return pa.ipc.open_file(pa.BufferReader(written)).get_batch(0)
 
 
 def _block(batch: pa.RecordBatch) -> DecodedBlock:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,8 @@ from streamsft.types import Bools, Int32s, Ints
 __all__ = ["INDEX_FILE", "RowIndex", "RowStats", "index_sections", "load_index", "row_stats"]
 
 INDEX_FILE = "streamsft-index.bin"
-_MAGIC = b"ssftidx2"
+_MAGIC = b"ssftidx3"
+_PIECE = 1 << 20  # bytes that are read at a time
 _SOMETIMES = (("whole", "|b1"), ("byte", "<i8"), (SHARED, "<i4"), (CHOSEN, "<i4"))
 """Columns that only some stores need."""
 _COLUMNS = (
@@ -138,18 +141,26 @@ def index_sections(
         facts: JSON that is kept at the end of the file.
         further: those of the columns that only some stores have which this one has.
     """
+    also = [name for name, _ in _SOMETIMES if name in further]
+    checksum = 0
+    for piece in _column_bytes(column, also):
+        checksum = zlib.crc32(piece, checksum)
+        yield piece
+    footer = json.dumps({"rows": rows, "columns": also, "crc32": checksum, **facts}, sort_keys=True).encode()
+    yield footer + len(footer).to_bytes(4, "little") + zlib.crc32(footer).to_bytes(4, "little") + _MAGIC
+
+
+def _column_bytes(column: Callable[[str], Iterable[NDArray[Any]]], also: Collection[str]) -> Iterator[bytes]:
+    """The columns of an index file, one behind the other."""
     total = np.int64(0)
     yield np.zeros(1, "<i8").tobytes()
     for chunk in column("length"):
         ends = total + np.cumsum(chunk, dtype=np.int64)
         total = ends[-1] if len(ends) else total
         yield ends.astype("<i8").tobytes()
-    also = [name for name, _ in _SOMETIMES if name in further]
     for name, dtype in _columns(also):
         for chunk in column(name):
             yield chunk.astype(dtype).tobytes()
-    footer = json.dumps({"rows": rows, "columns": also, **facts}, sort_keys=True).encode()
-    yield footer + len(footer).to_bytes(8, "little") + _MAGIC
 
 
 def load_index(path: Path) -> tuple[RowIndex, dict[str, Any]]:
@@ -162,9 +173,10 @@ def load_index(path: Path) -> tuple[RowIndex, dict[str, Any]]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            facts = _footer(path, data)
+            _check_columns(path, file, facts)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror}); build the store again") from error
-    facts = _footer(path, data)
     rows = facts["rows"]
     columns: dict[str, Any] = {"bounds": np.frombuffer(data, "<i8", rows + 1)}
     place = 8 * (rows + 1)
@@ -178,18 +190,32 @@ def _footer(path: Path, data: mmap.mmap | bytes) -> dict[str, Any]:
     """The facts at the end of an index file, whose columns must fill the space before them."""
     if len(data) < 24 or data[-8:] != _MAGIC:
         raise StoreError(f"{path}: is cut off or no index of a token store; build the store again")
-    end = len(data) - 16 - int.from_bytes(data[-16:-8], "little")
-    try:
-        facts = json.loads(data[end:-16]) if end >= 0 else None
-    except ValueError:
-        facts = None
-    rows = facts.get("rows") if isinstance(facts, dict) else None
-    also = facts.get("columns") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or not isinstance(rows, int) or not isinstance(also, list):
-        raise StoreError(f"{path}: is damaged; build the store again")
-    if end != 8 + rows * (8 + sum(np.dtype(dtype).itemsize for _, dtype in _columns(also))):
+    end = len(data) - 16 - int.from_bytes(data[-16:-12], "little")
+    text = data[end:-16] if end >= 0 else b""
+    facts: dict[str, Any] | None = None
+    if zlib.crc32(text) == int.from_bytes(data[-12:-8], "little"):
+        with suppress(ValueError):
+            facts = json.loads(text)
+    if facts is None or end != _size(facts):
         raise StoreError(f"{path}: is damaged; build the store again")
     return facts
+
+
+def _check_columns(path: Path, file: BinaryIO, facts: Mapping[str, Any]) -> None:
+    """Refuse columns that are not as they were written; they are read bit by bit, not mapped, to take no memory."""
+    left, checksum = _size(facts), 0
+    file.seek(0)
+    while left and (piece := file.read(min(left, _PIECE))):
+        checksum = zlib.crc32(piece, checksum)
+        left -= len(piece)
+    if left or checksum != facts["crc32"]:
+        raise StoreError(f"{path}: is damaged; build the store again")
+
+
+def _size(facts: Mapping[str, Any]) -> int:
+    """Bytes of the columns of an index file."""
+    per_row = sum(np.dtype(dtype).itemsize for _, dtype in _columns(facts["columns"]))
+    return int(8 + facts["rows"] * (8 + per_row))
 
 
 def _columns(also: Collection[str]) -> list[tuple[str, str]]:

@@ -77,6 +77,8 @@ def _parsed(texts: list[bytes], path: str, row: int, extras: Sequence[str]) -> p
     import pyarrow.json
 
     data = b"\n".join(texts)
+    if not _is_utf8(data):
+        return _row_by_row(texts, path, row, extras)
     options = pyarrow.json.ReadOptions(block_size=len(data) + 1, use_threads=False)
     try:
         table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options)
@@ -85,6 +87,14 @@ def _parsed(texts: list[bytes], path: str, row: int, extras: Sequence[str]) -> p
     if len(table) != len(texts) or any(not _is_whole(field) for field in table.schema if field.name in (IDS, MASK)):
         return _row_by_row(texts, path, row, extras)
     return table.combine_chunks().to_batches()[0]
+
+
+def _is_utf8(data: bytes) -> bool:
+    """Whether rows can be read as text, also where a parser would pass over what cannot."""
+    try:
+        return data.isascii() or bool(str(data, "utf-8"))
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_whole(field: pa.Field) -> bool:
@@ -117,7 +127,9 @@ def _row_by_row(texts: list[bytes], path: str, row: int, extras: Sequence[str]) 
 
 def _object(text: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(str(text, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{where}: is not UTF-8 ({error}); repair or remove it") from error
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{where}: is no JSON ({error}); repair or remove it") from error
     if not isinstance(value, dict):

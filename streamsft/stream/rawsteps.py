@@ -19,7 +19,7 @@ from streamsft.stream.reading import Valued
 from streamsft.stream.shipping import Buffers, portions
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
 from streamsft.stream.topology import Topology
-from streamsft.stream.watch import end_with_parent
+from streamsft.stream.watch import leave_to_parent
 from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps"]
@@ -130,7 +130,7 @@ class RawSteps(IterableDataset[bytes]):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
         shard = worker_shard(Shard())
         if get_worker_info() is not None:
-            end_with_parent()
+            leave_to_parent()
         if self.last_read is not None:
             self.last_read.begin(shard.index)
         yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)

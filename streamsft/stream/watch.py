@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any, Self, final
 
 from streamsft.sources.lastread import LastRead
 
-__all__ = ["HangError", "Processes", "Watch", "end_with_parent"]
+__all__ = ["HangError", "Processes", "Watch", "leave_to_parent"]
 
 _TICK_S = 1.0
 _START_S = 300.0  # at least: new processes import torch, from a file system that may be slow
@@ -25,16 +26,21 @@ _JOIN_S = 5.0  # a process that waits for a disk or a network may take a moment 
 _FILLING = bytes(1 << 16)
 
 
-def end_with_parent() -> None:
-    """Have this process, a worker, end within some seconds of the one that it works for, however that dies.
+def leave_to_parent() -> None:
+    """Have this process, a worker, end when the one that it works for ends it, or is gone.
 
-    By itself a worker would wait for ever for somebody to take what it has made. torch's own watch asks it to end, but
-    it sends its last messages first.
+    SIGTERM and SIGINT, which a terminal or a scheduler sends to all processes of a job, are for that one alone: it may
+    want some more batches, to come to a checkpoint. When it is gone, however it died, a worker ends within seconds. By
+    itself it would wait for ever for somebody to take what it has made; torch's own watch asks it to end, but it sends
+    its last messages first.
     """
-    starter, parent = os.getppid(), multiprocessing.parent_process()  # a server of forks is not who it works for
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    starter, parent = os.getppid(), multiprocessing.parent_process()
+    own = parent is None or parent.pid == starter  # else it is of a server of forks, which may end earlier
 
     def watch() -> None:
-        while os.getppid() == starter and (parent is None or parent.is_alive()):
+        while (not own or os.getppid() == starter) and (parent is None or parent.is_alive()):
             time.sleep(_TICK_S)
         os._exit(1)
 

@@ -93,9 +93,11 @@ def test_a_damaged_file_is_removed(tmp_path: Path) -> None:
     tier = DiskTier(Tier(dir=tmp_path, budget=1 << 20))
     tier.put("a.arrow", block())
     data = (tmp_path / "a.arrow").read_bytes()
-    (tmp_path / "a.arrow").write_bytes(data[: len(data) // 2])
-    assert tier.get("a.arrow") is None
-    assert not (tmp_path / "a.arrow").exists()
+    flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(0, len(data), 17)]
+    for damaged in (b"", data[:5], data[: len(data) // 2], data[:-1], *flipped):
+        (tmp_path / "a.arrow").write_bytes(damaged)
+        assert tier.get("a.arrow") is None
+        assert not (tmp_path / "a.arrow").exists()
 
 
 def test_a_removed_file_stays_readable_where_it_is_mapped(tmp_path: Path) -> None:

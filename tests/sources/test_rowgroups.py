@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import zlib
 from pathlib import Path
 
 import fsspec
@@ -262,7 +263,9 @@ def test_verifying_reads_all_rows_again(folder: Path) -> None:
     assert RowGroupStore.open(folder, verify=True, advance=behind.append).fingerprint == store.fingerprint
     assert behind
     other = "0" * 32
-    place.write_bytes(place.read_bytes().replace(store.fingerprint.encode(), other.encode()))
+    index = place.read_bytes().replace(store.fingerprint.encode(), other.encode())
+    facts = index[-16 - int.from_bytes(index[-16:-12], "little") : -16]
+    place.write_bytes(index[:-12] + zlib.crc32(facts).to_bytes(4, "little") + index[-8:])
     assert RowGroupStore.open(folder).fingerprint == other
     with pytest.raises(StoreError, match=rf"fingerprint {store.fingerprint}.* are not those of the first use"):
         RowGroupStore.open(folder, verify=True)

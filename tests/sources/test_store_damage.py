@@ -70,6 +70,15 @@ def test_flipped_bytes_without_verify_never_crash(path: Path) -> None:
             (path / name).write_bytes(original)
 
 
+def test_flipped_bytes_of_the_index_are_found_at_open(path: Path) -> None:
+    original = (path / INDEX_FILE).read_bytes()
+    for place in np.linspace(0, len(original) - 1, 60).astype(int).tolist():
+        flip(path / INDEX_FILE, place)
+        with pytest.raises(StoreError, match=INDEX_FILE):
+            TokenStore.open(path)
+        (path / INDEX_FILE).write_bytes(original)
+
+
 @pytest.mark.parametrize("name", [DATA_FILE, INDEX_FILE, "state.json", "dataset_info.json"])
 @pytest.mark.parametrize("change", [-1, 1, None])
 def test_a_file_of_another_size_is_refused_at_open(name: str, change: int | None, path: Path) -> None:

@@ -186,10 +186,14 @@ def test_a_changed_foreign_store_is_scanned_again(tmp_path: Path) -> None:
 
 def test_a_broken_index_of_a_foreign_store_is_made_anew(tmp_path: Path) -> None:
     path = saved(tmp_path / "f")
-    TokenStore.open(path)
-    for broken in (b"", b"abc", (path / INDEX_FILE).read_bytes()[:-1]):
+    lengths = TokenStore.open(path).lengths.tolist()
+    whole = (path / INDEX_FILE).read_bytes()
+    flipped = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(0, len(whole), 5)]
+    for broken in (b"", b"abc", whole[:-1], *flipped):
         (path / INDEX_FILE).write_bytes(broken)
-        assert TokenStore.open(path).fingerprint == FINGERPRINT
+        store = TokenStore.open(path)
+        assert (store.fingerprint, store.lengths.tolist()) == (FINGERPRINT, lengths)
+        assert (path / INDEX_FILE).read_bytes() == whole
 
 
 def test_a_foreign_store_in_a_directory_that_refuses_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,6 +267,10 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is compressed, so .* decompress it, or make a store of it with `streamsft convert`",
     ),
     "broken JSON": (lambda p: _text(p / "s.jsonl", '{"input_ids": [1], "loss_mask": [1]}\n{"in'), "row 1: is no JSON"),
+    "other text than UTF-8": (
+        lambda p: _text(p / "s.jsonl", b'{"input_ids": [1], "loss_mask": [1], "note": "caf\xe9"}\n'),
+        "row 0: is not UTF-8",
+    ),
     "a broken array": (lambda p: _text(p / "s.json", '[{"input_ids": [1], "loss_mask": [1]},'), "malformed JSON array"),
     "UTF-16": (lambda p: _text(p / "s.jsonl", '{"input_ids": []}'.encode("utf-16")), "the text is UTF-16; convert it"),
 }

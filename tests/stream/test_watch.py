@@ -8,6 +8,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable
+from itertools import islice
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,21 @@ def _leave_workers(method: str) -> None:
     next(batches)
     print(*[child.pid for child in active_children()], flush=True)
     signal.pause()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_leave_a_signal_to_the_process_they_work_for(number: signal.Signals) -> None:
+    expected = laws.first(_loader(source("s", [3, 4, 5])), 60)
+    batches = iter(_loader(source("s", [3, 4, 5]), workers=2, start_method="fork", prefetch=1))
+    found = [next(batches)]
+    for worker in active_children():
+        if worker.name.startswith("ForkProcess"):
+            assert worker.pid is not None
+            os.kill(worker.pid, number)
+    found += islice(batches, 59)
+    assert laws.first(found, 60) == expected
+    batches.close()  # type: ignore[attr-defined]
+    assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
