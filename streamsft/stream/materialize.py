@@ -110,7 +110,7 @@ class RawBatch:
             return array
 
         fields = len(DocumentTable._fields)
-        columns = next_array(np.int64, (fields + 3) * entries).reshape(-1, entries)
+        columns = next_array(np.int64, (fields + 3) * entries).reshape(fields + 3, entries)
         table, (number, origin, reach) = DocumentTable(*columns[:fields]), columns[fields:]
         places = Places(number, origin, reach, header["used"], header["begun"])
         of_labels = next_array(np.int64, runs)
