@@ -40,6 +40,7 @@ __all__ = [
     "disconnect",
     "gather_bytes",
     "gather_json",
+    "part_of",
     "patient",
     "sum_tensors",
     "worker_shard",
@@ -175,6 +176,15 @@ def patient(comm: Comm, *, days: int = 7) -> Comm:
     return TorchComm(
         dist.new_group(ranks, timeout=timedelta(days=days), backend="gloo", use_local_synchronization=alone)
     )
+
+
+def part_of(comm: Comm, ranks: Iterable[int]) -> Comm:
+    """Those of the ranks of a default process group, this one among them; collective among them. Else `comm` itself."""
+    if not isinstance(comm, TorchComm):
+        return comm
+    import torch.distributed as dist
+
+    return TorchComm(dist.new_group(list(ranks), use_local_synchronization=True))
 
 
 def disconnect() -> None:

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, final
 
-import torch.distributed as dist
-
-from streamsft.comm import Comm, TorchComm, agree, agreeing, current, gather_json
+from streamsft.comm import Comm, agree, agreeing, current, gather_json, part_of
 from streamsft.errors import ConfigError, StateError, StreamsftError
 from streamsft.metrics.aggregator import Aggregator
 from streamsft.stream.collate import Batch
@@ -242,10 +240,7 @@ def made_aggregator(loader: Loader, metrics: Aggregator | bool, comm: Comm) -> A
 def _sharing_out(loader: Loader, comm: Comm) -> Comm:
     """Of the ranks of `comm` those that get other batches than this one, and itself, so that each counts once."""
     replicas = comm.size // loader.topology.dp.count
-    if replicas < 2 or not isinstance(comm, TorchComm):
-        return comm
-    ranks = list(range(comm.rank % replicas, comm.size, replicas))
-    return TorchComm(dist.new_group(ranks, use_local_synchronization=True))
+    return comm if replicas < 2 else part_of(comm, range(comm.rank % replicas, comm.size, replicas))
 
 
 def check_ranks(loader: Loader, rank: int, ranks: int, replicas: int = 1) -> None:

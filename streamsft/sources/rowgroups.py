@@ -93,8 +93,7 @@ class RowGroupStore:
         options = options or ReadOptions()
         seen = None if tier is None else keeping(tier)
         index = open_index(objects, extras, options.deadline, seen, advance, verify=verify, engine=engine)
-        largest = index.sidecar.manifest.largest_id
-        if vocabulary is not None and largest >= vocabulary:
+        if vocabulary is not None and (largest := index.sidecar.manifest.largest_id) >= vocabulary:
             raise StoreError(
                 f"{objects.shown}: input_ids holds {largest}, and the tokenizer in use has {vocabulary:,} ids, from 0; "
                 "use the tokenizer that the store was made with"
@@ -289,8 +288,8 @@ class RowGroupStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._name, self._objects, self._extras = state["name"], state["objects"], state["extras"]
-        self._tier, self._options = state["tier"], state["options"]
-        self._index, self._remembered = state["index"], state["remembered"]
+        self._tier, self._options, self._index = state["tier"], state["options"], state["index"]
+        self._remembered = state["remembered"]
         self._opened = None
 
 

@@ -278,8 +278,7 @@ class TokenStore:
             "extras": self._extras,
             "expected": self._expected,
         }
-        opened = self._opened
-        if opened is not None and opened.known is not None:
+        if (opened := self._opened) is not None and opened.known is not None:
             state["known"] = opened.known
         if opened is not None and opened.table is not None:
             sink = pa.BufferOutputStream()
@@ -289,8 +288,8 @@ class TokenStore:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._name, self._paths, self._expected = state["name"], state["paths"], state["expected"]
-        self._extras = state["extras"]
+        self._name, self._paths = state["name"], state["paths"]
+        self._expected, self._extras = state["expected"], state["extras"]
         self._opened = None
         known = state.get("known")
         if "ipc" in state:

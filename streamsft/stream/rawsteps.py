@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from streamsft.comm import worker_shard
 from streamsft.errors import StreamsftError
@@ -129,9 +129,8 @@ class RawSteps(IterableDataset[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
         shard = worker_shard(Shard())
-        if get_worker_info() is not None:
+        if self.last_read is not None:  # in a worker process
             leave_to_parent()
-        if self.last_read is not None:
             self.last_read.begin(shard.index)
         yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)
 
