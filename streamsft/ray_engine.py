@@ -150,7 +150,7 @@ class _Pool:
         done: dict[int, Any] = {}
         tries: dict[int, int] = {}
         taken, given, exhausted = 1, 0, False
-        while waiting:
+        while waiting or not exhausted:  # all that was sent may come back at once
             while not exhausted and taken - given < _AHEAD * self._count:
                 item = next(items, _END)
                 if item is _END:
@@ -159,6 +159,8 @@ class _Pool:
                 waiting[taken] = item
                 queue.append(taken)
                 taken += 1
+            if not waiting:
+                return
             self._send(queue, waiting)
             for number, value in self._arrived(waiting):
                 if value is _END:
@@ -266,7 +268,8 @@ class _Pool:
 
     def close(self) -> None:
         """End the actors."""
-        for actor in [*self._actors, *(actor for actor, number in self._pending.values() if number is None)]:
-            self._ray.kill(actor)
+        if self._ray.is_initialized():  # else they have ended with the engine, and Ray would start a cluster anew
+            for actor in [*self._actors, *(actor for actor, number in self._pending.values() if number is None)]:
+                self._ray.kill(actor)
         self._actors.clear()
         self._pending.clear()
