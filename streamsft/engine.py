@@ -59,7 +59,6 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.done: dict[str, Done] = {}
 
-    @abstractmethod
     def map(self, job: Job[Item, Result], items: Iterable[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
         """Each item with what `job` makes of it, in order; few items are in memory at a time.
 
@@ -70,9 +69,32 @@ class Engine(ABC):
 
         Raises:
             ConfigError: the job cannot be sent to the workers, or there are none.
-            DataError: workers died, or the job failed with an error that is none of streamsft's.
+            DataError: workers died, the job failed with an error that is none of streamsft's, or there are not as many
+                results as items.
             StreamsftError: the job raised it.
         """
+        taken = given = 0
+
+        def counted() -> Iterator[Item]:
+            nonlocal taken
+            for item in items:
+                taken += 1
+                yield item
+
+        source = counted()
+        for pair in self._map(job, source, what=what):
+            given += 1
+            yield pair
+        more = next(source, None) is not None
+        if given != taken:
+            items_read = "more" if more else f"{taken:,}"
+            raise DataError(
+                f"{what}: {type(self).__name__} gave {given:,} results for {items_read} items; nothing is kept"
+            )
+
+    @abstractmethod
+    def _map(self, job: Job[Item, Result], items: Iterator[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
+        """`map`, which sees to it that nothing is missing."""
 
     @abstractmethod
     def close(self) -> None:

@@ -59,9 +59,8 @@ class RayEngine(Engine):
         self._ours = False
         self._idle: list[Any] = []  # actors of the last job, ready for the next one
 
-    def map(self, job: Job[Item, Result], items: Iterable[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
-        remaining = iter(items)
-        first = next(remaining, _END)
+    def _map(self, job: Job[Item, Result], items: Iterator[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
+        first = next(items, _END)
         if first is _END:
             return
         ray = self._connected()
@@ -69,7 +68,7 @@ class RayEngine(Engine):
         pool = _Pool(ray, job, count, self._idle, what=what)
         self._idle = []
         try:
-            yield from pool.map(first, remaining)
+            yield from pool.map(first, items)
             self._idle = pool.release()
         finally:
             pool.close()

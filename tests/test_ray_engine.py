@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class Counting(Engine):
         self.rows = 0
         self._engine = engine
 
-    def map(self, job: Any, items: Iterable[Any], *, what: str) -> Iterator[tuple[Any, Any]]:
+    def _map(self, job: Any, items: Iterator[Any], *, what: str) -> Iterator[tuple[Any, Any]]:
         for item, result in self._engine.map(job, items, what=what):
             self.rows += result.rows
             yield item, result
@@ -260,6 +260,13 @@ def test_a_worker_that_takes_long_is_told_of(
 def single(address: str) -> Iterator[RayEngine]:
     with RayEngine(workers=1) as engine:
         yield engine
+
+
+def test_all_that_was_sent_may_come_back_at_once_while_items_are_left(
+    single: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_AHEAD", 1)
+    assert list(single.map(Doubling(), range(9), what="numbers")) == [(n, 2 * n) for n in range(9)]
 
 
 def test_an_error_of_the_job_arrives_with_its_name(single: RayEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
 __all__ = ["WandbSink"]
+
+_WRITTEN_SECONDS = 10.0  # how long W&B's service may take to write what it has taken
 
 
 @final
@@ -42,6 +45,7 @@ class WandbSink:
         self._config = dict(config or {})
         self._tracked: TrackedRun | None = None
         self._run: Run | None = None
+        self._last = 0  # the step given last
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         run, tracked = self._begun()
@@ -50,6 +54,7 @@ class WandbSink:
     def _give(self, run: Run, records: Iterable[Given]) -> None:
         for one in records:  # committed, or W&B keeps it until there is another step
             run.log({**one.metrics, "_timestamp": one.time}, step=one.step, commit=True)
+            self._last = one.step
 
     def rewind(self, step: int) -> None:
         """What the run holds stays; what its files lack up to `step` is given now, as no more records may come."""
@@ -61,8 +66,19 @@ class WandbSink:
 
     def close(self) -> None:
         if self._run is not None:
+            name, offline = self._run.id, self._run.offline
             self._run.finish()
             self._run = None
+            if offline:
+                self._wait_until_written(name)
+
+    def _wait_until_written(self, run: str) -> None:
+        """A next leg would give again what is not written yet: `finish` may return before W&B's service has done so."""
+        deadline = time.monotonic() + _WRITTEN_SECONDS
+        while (self._in_files(run) or 0) < self._last:
+            if time.monotonic() > deadline:
+                raise OSError(f"Weights & Biases has not written step {self._last} within {_WRITTEN_SECONDS:g} s")
+            time.sleep(0.05)
 
     def _begun(self) -> tuple[Run, TrackedRun]:
         if self._run is None or self._tracked is None:
@@ -92,5 +108,5 @@ class WandbSink:
 
     def _in_files(self, run: str) -> int | None:
         """The last step in W&B's files of earlier legs; None where they are not here any more."""
-        found = [last_step(file) for file in (self._run_dir / "wandb").glob(f"*run-*-{run}/run-{run}.wandb")]
+        found = [last_step(file) for file in (self._run_dir / "wandb").glob(f"*run-*-{run}*/run-{run}.wandb")]
         return max(found, default=None)

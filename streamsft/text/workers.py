@@ -51,7 +51,7 @@ class LocalEngine(Engine):
             raise ConfigError(f"processes: {processes}; give 1 or more, or leave it out")
         self._processes = processes
 
-    def map(self, job: Job[Item, Result], items: Iterable[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
+    def _map(self, job: Job[Item, Result], items: Iterator[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
         return map_ordered(job, items, self._processes, what=what)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Counting(Engine):
         self.rows = 0
         self._chunks = chunks
 
-    def map(self, job: Any, items: Iterable[Any], *, what: str) -> Iterator[tuple[Any, Any]]:
+    def _map(self, job: Any, items: Iterator[Any], *, what: str) -> Iterator[tuple[Any, Any]]:
         for number, item in enumerate(items):
             if number == self._chunks:
                 raise StoppedError
