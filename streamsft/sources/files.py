@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, final
@@ -16,29 +17,24 @@ from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rawrows import ArrowChunk, Chunk, JsonLines, JsonTexts, ListedRows, RowReader
 from streamsft.sources.tables import read_arrow, read_delimited, read_parquet
 
-__all__ = ["DELIMITERS", "RawFiles", "cut", "reading"]
+__all__ = ["DELIMITERS", "ListedFiles", "RawFiles", "cut", "reading", "told"]
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-@final
-class RawFiles(RowReader):
-    """The rows of one or more raw files: JSON Lines, JSON arrays, Parquet, Arrow, CSV, TSV; text also as .gz or .zst.
+class ListedFiles(RowReader):
+    """Raw files that are listed when this is made, wherever they lie.
 
-    The files are listed when this is made. Memory use while reading is bounded by the largest row
-    (for Parquet and Arrow: by the pages of a row group and by a record batch), not by the files.
+    Attributes:
+        raw_files: what they are, in order.
 
     Args:
-        paths: a file, a glob, a folder (searched to any depth), or a list of these.
         memory: where the hashes of files that did not change are kept; None to hash them each time.
-
-    Raises:
-        DataError: nothing is there, or nothing that can be read.
-        ConfigError: the list is empty, or names a file twice.
     """
 
-    def __init__(self, paths: Paths, *, memory: HashMemory | None = None) -> None:
-        self.raw_files = find_files(paths)
+    raw_files: tuple[RawFile, ...]
+
+    def __init__(self, memory: HashMemory | None) -> None:
         self._memory = memory
 
     @property
@@ -50,29 +46,67 @@ class RawFiles(RowReader):
         return sum(file.size for file in self.raw_files)
 
     def content_key(self) -> list[Any]:
-        """Format, compression and BLAKE2b hash of each file, in order; no paths."""
-        return [[file.format, file.compression, self._hash(file)] for file in self.raw_files]
+        """Format, compression and BLAKE2b hash of each file, in order; neither paths nor addresses."""
+        return [[file.format, file.compression, self._known_hash(n)] for n, file in enumerate(self.raw_files)]
 
     def chunks(self) -> Iterator[Chunk]:
         before = 0
-        for index, file in enumerate(self.raw_files):
-            with reading(file):
-                yield from cut(file, index, before, file.path)
+        for number, file in enumerate(self.raw_files):
+            yield from self._cut(number, before)
             before += file.size
 
-    def _hash(self, file: RawFile) -> str:
-        _check_unchanged(file)
+    def _known_hash(self, number: int) -> str:
+        file = self.raw_files[number]
         known = self._memory.recall(file) if self._memory is not None else None
         if known is not None:
             return known
-        try:
-            digest = hash_file(file.path)
-        except OSError as error:
-            raise _unreadable(file, error) from error
-        _check_unchanged(file)
+        digest = self._hash(number)
         if self._memory is not None:
             self._memory.remember(file, digest)
         return digest
+
+    @abstractmethod
+    def _cut(self, number: int, before: int) -> Iterator[Chunk]:
+        """The chunks of a file, behind so many bytes of others."""
+
+    @abstractmethod
+    def _hash(self, number: int) -> str:
+        """The hash of a file's bytes, which are those that were listed."""
+
+
+@final
+class RawFiles(ListedFiles):
+    """The rows of one or more raw files: JSON Lines, JSON arrays, Parquet, Arrow, CSV, TSV; text also as .gz or .zst.
+
+    Memory use while reading is bounded by the largest row (for Parquet and Arrow: by the pages of a row group and by a
+    record batch), not by the files.
+
+    Args:
+        paths: a file, a glob, a folder (searched to any depth), or a list of these.
+        memory: where the hashes of files that did not change are kept; None to hash them each time.
+
+    Raises:
+        DataError: nothing is there, or nothing that can be read.
+        ConfigError: the list is empty, or names a file twice.
+    """
+
+    def __init__(self, paths: Paths, *, memory: HashMemory | None = None) -> None:
+        super().__init__(memory)
+        self.raw_files = find_files(paths)
+
+    def _cut(self, number: int, before: int) -> Iterator[Chunk]:
+        file = self.raw_files[number]
+        with reading(file):
+            yield from cut(file, number, before, file.path)
+
+    def _known_hash(self, number: int) -> str:
+        _check_unchanged(self.raw_files[number])  # what is remembered is of the file that was listed
+        return super()._known_hash(number)
+
+    def _hash(self, number: int) -> str:
+        file = self.raw_files[number]
+        with reading(file):
+            return hash_file(file.path)
 
 
 @contextmanager
@@ -83,6 +117,18 @@ def reading(file: RawFile) -> Iterator[None]:
         DataError: it cannot be read, or has changed.
     """
     _check_unchanged(file)
+    with told(file):
+        yield
+    _check_unchanged(file)
+
+
+@contextmanager
+def told(file: RawFile) -> Iterator[None]:
+    """Say which file it was when reading it fails.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
         yield
     except GeneratorExit:  # at the end of the process too, when the names below are gone
@@ -90,10 +136,9 @@ def reading(file: RawFile) -> Iterator[None]:
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(file, error) from error
     except ValueError as error:
-        if isinstance(error, DataError) or type(error).__module__ != "pyarrow.lib":
+        if type(error).__module__ != "pyarrow.lib":
             raise
         raise _unreadable(file, error) from error
-    _check_unchanged(file)
 
 
 def cut(file: RawFile, index: int, before: int, source: str | BinaryIO) -> Iterator[Chunk]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
 from streamsft.sources.objects import Objects
+from streamsft.sources.rawbytes import RandomAccess
 from streamsft.sources.retrying import retried
 
 __all__ = ["GroupReader"]
@@ -133,27 +133,12 @@ def _decoded(
 
 
 @final
-class _Sparse(io.RawIOBase):
+class _Sparse(RandomAccess):
     """A file of which only some parts are here."""
 
     def __init__(self, parts: dict[int, bytes], size: int) -> None:
-        super().__init__()
+        super().__init__(size)
         self._parts = parts
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
 
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._size, self._at + size)

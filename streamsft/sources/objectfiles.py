@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast, final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast, final
 
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.addresses import is_address, shown
 from streamsft.sources.filehash import HashMemory, hash_stream
-from streamsft.sources.files import cut
+from streamsft.sources.files import ListedFiles, cut, told
 from streamsft.sources.footers import read_exactly
 from streamsft.sources.objectclients import OpenObject
 from streamsft.sources.objects import Objects
 from streamsft.sources.paths import Paths, RawFile, file_kind, known_files
-from streamsft.sources.rawrows import Chunk, RowReader
+from streamsft.sources.rawbytes import RandomAccess
+from streamsft.sources.rawrows import Chunk
 from streamsft.sources.retrying import retried
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _DEADLINE: Final = 120.0
 
 
 @final
-class ObjectFiles(RowReader):
+class ObjectFiles(ListedFiles):
     """The rows of raw files at addresses: those formats that `RawFiles` reads, text also as .gz or .zst.
 
     The objects are listed when this is made. Each is read twice, for its hash and for its rows, and neither is kept on
@@ -51,11 +51,11 @@ class ObjectFiles(RowReader):
     """
 
     def __init__(self, addresses: Paths, *, memory: HashMemory | None = None, deadline: float = _DEADLINE) -> None:
+        super().__init__(memory)
         given = [addresses] if isinstance(addresses, str | os.PathLike) else list(addresses)
         if not all(map(is_address, given)):
             raise ConfigError("path: addresses and paths of this machine in one list; make two sources of them")
         self._objects = Objects(given)
-        self._memory = memory
         self._deadline = deadline
         self._paths = [path for place in given for path in self._listed(str(place))]
         if len(set(self._paths)) < len(self._paths):
@@ -64,25 +64,6 @@ class ObjectFiles(RowReader):
         folder = os.path.commonpath([os.path.dirname(path) for path in self._paths])
         with ThreadPoolExecutor(min(_THREADS, len(self._paths)), "streamsft-objects") as pool:
             self.raw_files = tuple(pool.map(lambda path: self._looked_at(path, folder), self._paths))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(file.name for file in self.raw_files)
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.raw_files)
-
-    def content_key(self) -> list[Any]:
-        """Format, compression and BLAKE2b hash of each file, in order: that of the same files on a disk."""
-        return [[file.format, file.compression, self._hash(number)] for number, file in enumerate(self.raw_files)]
-
-    def chunks(self) -> Iterator[Chunk]:
-        before = 0
-        for number, file in enumerate(self.raw_files):
-            with self._opened(number, buffered=file.format != "parquet") as stream:
-                yield from cut(file, number, before, stream)
-            before += file.size
 
     def _listed(self, place: str) -> list[str]:
         found = retried(lambda: self._objects.below(place), shown(place), self._deadline)
@@ -119,56 +100,32 @@ class ObjectFiles(RowReader):
         file, path = self.raw_files[number], self._paths[number]
         _check_unchanged(self._open(path), file)
         stream = _Stream(lambda: self._objects.open(path), file, self._deadline)
-        try:
+        with told(file):
             yield cast(BinaryIO, io.BufferedReader(stream, _READ) if buffered else stream)
-        except GeneratorExit:
-            raise
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{file.path}: cannot be read: {error or type(error).__name__}") from error
-        except ValueError as error:
-            if type(error).__module__ != "pyarrow.lib":
-                raise
-            raise DataError(f"{file.path}: cannot be read: {error}") from error
         _check_unchanged(self._open(path), file)
 
-    def _hash(self, number: int) -> str:
+    def _cut(self, number: int, before: int) -> Iterator[Chunk]:
         file = self.raw_files[number]
-        known = self._memory.recall(file) if self._memory is not None else None
-        if known is not None:
-            return known
+        with self._opened(number, buffered=file.format != "parquet") as stream:
+            yield from cut(file, number, before, stream)
+
+    def _hash(self, number: int) -> str:
         with self._opened(number) as stream:
-            digest = hash_stream(stream)
-        if self._memory is not None:
-            self._memory.remember(file, digest)
-        return digest
+            return hash_stream(stream)
 
 
 @final
-class _Stream(io.RawIOBase):
-    """An object as a file that can be read and sought in; each read is one request."""
+class _Stream(RandomAccess):
+    """An object as a file; each read is one request."""
 
     def __init__(self, open_object: Callable[[], OpenObject], file: RawFile, deadline: float) -> None:
-        super().__init__()
+        super().__init__(file.size)
         self._open, self._file, self._deadline = open_object, file, deadline
         self._opened: OpenObject | None = None
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
-        return self._at
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         target = memoryview(buffer).cast("B")
-        length = max(0, min(len(target), self._file.size - self._at))
+        length = max(0, min(len(target), self._size - self._at))
         if length:
             target[:length] = retried(lambda: self._bytes(self._at, length), self._file.path, self._deadline)
             self._at += length

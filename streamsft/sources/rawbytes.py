@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast, final
@@ -11,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast, final
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["open_bytes"]
+__all__ = ["RandomAccess", "open_bytes"]
 
 _FEED = 1 << 14  # compressed bytes per call, so that the output of one call stays small
 _BUFFER = 1 << 17
@@ -36,6 +37,32 @@ def open_bytes(source: str | IO[bytes], compression: str | None) -> Iterator[tup
                 yield cast(BinaryIO, stream), raw
         else:
             yield cast(BinaryIO, raw), raw
+
+
+class RandomAccess(io.RawIOBase):
+    """A file of known size that is read from where it was sought; how is up to the subclass.
+
+    Args:
+        size: its bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
 
 
 @final
