@@ -164,60 +164,53 @@ class Std:
         return {"std": math.sqrt(max(variance, Fraction(0)))}
 
 
+@dataclass(frozen=True)
+class _Extreme:
+    """The value that `_choose` prefers to all others; `_none` is preferred to none."""
+
+    _choose: ClassVar[np.ufunc]
+    _none: ClassVar[float]
+    ints: ClassVar[int] = 1
+    floats: ClassVar[int] = 1
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @property
+    def layout(self) -> str:
+        return repr(self)
+
+    def zero(self, groups: int) -> tuple[Ints, Floats]:
+        return np.zeros((groups, 1), np.int64), np.full((groups, 1), self._none)
+
+    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats) -> None:
+        ints[:, 0] += np.bincount(group, minlength=len(ints))
+        self._choose.at(floats[:, 0], group, values)
+
+    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
+        ints += other_ints
+        self._choose(floats, other_floats, out=floats)
+
+    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
+        return {self.suffixes[0]: float(floats[0])} if ints[0] else {}
+
+
 @final
 @dataclass(frozen=True)
-class Min:
+class Min(_Extreme):
     """The smallest value."""
 
-    ints: ClassVar[int] = 1
-    floats: ClassVar[int] = 1
+    _choose: ClassVar[np.ufunc] = np.minimum
+    _none: ClassVar[float] = np.inf
     suffixes: ClassVar[tuple[str, ...]] = ("min",)
-
-    @property
-    def layout(self) -> str:
-        return repr(self)
-
-    def zero(self, groups: int) -> tuple[Ints, Floats]:
-        return np.zeros((groups, 1), np.int64), np.full((groups, 1), np.inf)
-
-    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats) -> None:
-        ints[:, 0] += np.bincount(group, minlength=len(ints))
-        np.minimum.at(floats[:, 0], group, values)
-
-    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
-        ints += other_ints
-        np.minimum(floats, other_floats, out=floats)
-
-    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
-        return {"min": float(floats[0])} if ints[0] else {}
 
 
 @final
 @dataclass(frozen=True)
-class Max:
+class Max(_Extreme):
     """The largest value."""
 
-    ints: ClassVar[int] = 1
-    floats: ClassVar[int] = 1
+    _choose: ClassVar[np.ufunc] = np.maximum
+    _none: ClassVar[float] = -np.inf
     suffixes: ClassVar[tuple[str, ...]] = ("max",)
-
-    @property
-    def layout(self) -> str:
-        return repr(self)
-
-    def zero(self, groups: int) -> tuple[Ints, Floats]:
-        return np.zeros((groups, 1), np.int64), np.full((groups, 1), -np.inf)
-
-    def update(self, ints: Ints, floats: Floats, group: Ints, values: Floats) -> None:
-        ints[:, 0] += np.bincount(group, minlength=len(ints))
-        np.maximum.at(floats[:, 0], group, values)
-
-    def merge(self, ints: Ints, floats: Floats, other_ints: Ints, other_floats: Floats) -> None:
-        ints += other_ints
-        np.maximum(floats, other_floats, out=floats)
-
-    def result(self, ints: Ints, floats: Floats) -> dict[str, float]:
-        return {"max": float(floats[0])} if ints[0] else {}
 
 
 @final
