@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, final
 
 from streamsft.engine import Done, Engine
 from streamsft.errors import ConfigError, DataError
@@ -121,26 +122,57 @@ def tokenize(
         job = TransformJob(transform, name, reader.files)
     else:
         job = ChatJob(_chat(chat), format or detect_source_format(whole, name, columns or {}), dict(columns or {}))
-    parts = Parts(None if root is None else root / "parts" / key, name=name)
-    pairs = isinstance(job, ChatJob) and job.format == PREFERENCE
-    with StoreWriter(path, name=name, files=reader.files, pairs=pairs, owned=True) as writer:
-        place = Path(rejected_path) if rejected_path else None
-        if writer.directory is not None:
-            place = writer.directory / REJECTED_FILE
-        with Rejections(name, place) as rejections, reporting(progress, name, reader.size) as advance:
-            filling = Filling(writer, rejections, name=name, files=reader.files, stop_at_bad=strict)
-            for chunk, encoded in parts.tokenized(engine, job, reader.chunks(), files=len(reader.files)):
-                filling.add(chunk, encoded)
-                advance(chunk.read)
-        filling.check_not_empty()
-        store = writer.close(
-            rejected=rejections.counts,
-            key=key,
-            tokenizer="" if chat is None else chat.tokenizer_hash,
-            extra={"format": getattr(job, "format", None), "first_rejected": rejections.first},
-        )
-    parts.remove()
-    return store
+    making = _Making(
+        name=name,
+        reader=reader,
+        job=job,
+        engine=engine,
+        parts=Parts(None if root is None else root / "parts" / key, name=name),
+        strict=strict,
+        key=key,
+        tokenizer="" if chat is None else chat.tokenizer_hash,
+    )
+    return making.store(path, rejected_path, progress)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Making:
+    """All that decides how a store that is not there yet is made."""
+
+    name: str
+    reader: RowReader
+    job: ChatJob | TransformJob
+    engine: Engine
+    parts: Parts
+    strict: bool
+    key: str
+    tokenizer: str
+
+    def store(
+        self, path: Path | None, rejected_path: str | os.PathLike[str] | None, progress: bool | Progress
+    ) -> TokenStore:
+        """The store, at `path` or in memory."""
+        name, files, form = self.name, self.reader.files, getattr(self.job, "format", None)
+        with StoreWriter(path, name=name, files=files, pairs=form == PREFERENCE, owned=True) as writer:
+            place = Path(rejected_path) if rejected_path else None
+            if writer.directory is not None:
+                place = writer.directory / REJECTED_FILE
+            with Rejections(name, place) as rejections, reporting(progress, name, self.reader.size) as advance:
+                filling = Filling(writer, rejections, name=name, files=files, stop_at_bad=self.strict)
+                chunks = self.reader.chunks()
+                for chunk, encoded in self.parts.tokenized(self.engine, self.job, chunks, files=len(files)):
+                    filling.add(chunk, encoded)
+                    advance(chunk.read)
+            filling.check_not_empty()
+            store = writer.close(
+                rejected=rejections.counts,
+                key=self.key,
+                tokenizer=self.tokenizer,
+                extra={"format": form, "first_rejected": rejections.first},
+            )
+        self.parts.remove()
+        return store
 
 
 def _check(
