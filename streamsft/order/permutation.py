@@ -113,9 +113,14 @@ def _sorted_together(sizes: Ints, keys: Keys) -> Ints:
 def _groups(sizes: Ints, keys: Keys) -> tuple[Ints, Ints]:
     """Return an order that brings equal (size, key) together, and where in it each group starts."""
     order = np.lexsort((sizes, keys))
-    keys, sizes = keys[order], sizes[order]
-    starts = np.flatnonzero((keys[1:] != keys[:-1]) | (sizes[1:] != sizes[:-1])) + 1
-    return order, np.concatenate(([0], starts))
+    return order, _runs(sizes[order], keys[order])
+
+
+def _runs(sizes: Ints, keys: Keys) -> Ints:
+    """Where the first of neighbours with equal (size, key) stand."""
+    same = np.zeros(len(keys), np.bool_)
+    same[1:] = (keys[1:] == keys[:-1]) & (sizes[1:] == sizes[:-1])
+    return np.flatnonzero(~same)
 
 
 @lru_cache(maxsize=1024)  # at most 8 MB
@@ -125,10 +130,13 @@ def _table(size: int, key: int) -> NDArray[np.uint16]:
 
 def _feistel(positions: Ints, sizes: Ints, keys: Keys) -> Ints:
     """`permute` for any size, without memory."""
-    left_radix, right_radix = _radices(sizes)
     limit = sizes.astype(np.uint64)
+    # What is the same for neighbours is found once for all of them: the rows of a window are those of few passes.
+    starts = _runs(sizes, keys)
+    counts = np.diff(starts, append=len(keys))
+    left_radix, right_radix = (radix.repeat(counts) for radix in _radices(sizes[starts]))
     # Hashed once, so that keys which are close to each other, or to each other's multiples, are unrelated inside.
-    inner = hash64(keys, np.zeros(1, np.uint64))
+    inner = hash64(keys[starts], np.zeros(1, np.uint64)).repeat(counts)
     out = _rounds(positions.astype(np.uint64), left_radix, right_radix, inner)
     outside = np.flatnonzero(out >= limit)
     while len(outside):

@@ -234,7 +234,7 @@ class _Column:
         if self._memory is None:
             return RowIds.of(self.read(chunk, starts, stops, np.int32))
         shift = self._shift[chunk]
-        return RowIds([self._memory] * len(chunk), starts - shift, stops - shift)
+        return RowIds([self._memory], np.zeros(len(chunk), np.int64), starts - shift, stops - shift)
 
     def _slices(self, chunk: Ints, starts: Ints, stops: Ints) -> list[NDArray[Any]]:
         """What `read` gives, in the stored type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -20,15 +20,17 @@ class RowIds:
     views that live at once would have Python's garbage collector run for them.
 
     Args:
-        memory: per row the array, or memory of one, that its ids lie in, int32.
+        memories: arrays, or memory of some, int32.
+        which: per row the number of the one that its ids lie in, int64[rows].
         first: place there of its first id, int64[rows].
         stop: the place behind its last one, int64[rows].
     """
 
-    __slots__ = ("first", "memory", "stop")
+    __slots__ = ("first", "memories", "stop", "which")
 
-    def __init__(self, memory: list[IdBuffer], first: Ints, stop: Ints) -> None:
-        self.memory = memory
+    def __init__(self, memories: Sequence[IdBuffer], which: Ints, first: Ints, stop: Ints) -> None:
+        self.memories = memories
+        self.which = which
         self.first = first
         self.stop = stop
 
@@ -36,18 +38,21 @@ class RowIds:
     def of(cls, rows: Sequence[IdBuffer]) -> RowIds:
         """Rows that are arrays, or memory, of their own."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return cls(list(rows), np.zeros_like(lengths), lengths)
+        return cls(rows, np.arange(len(rows)), np.zeros_like(lengths), lengths)
 
     @classmethod
     def joined(cls, parts: Sequence[RowIds]) -> RowIds:
         """The rows of all parts, one part behind the other."""
         if len(parts) == 1:
             return parts[0]
-        memory = [row for part in parts for row in part.memory]
-        return cls(memory, *(np.concatenate(ends) for ends in zip(*((p.first, p.stop) for p in parts), strict=True)))
+        before = np.cumsum([0] + [len(part.memories) for part in parts]).tolist()
+        which = [part.which + shift for part, shift in zip(parts, before, strict=False)]
+        memories = [memory for part in parts for memory in part.memories]
+        ends = zip(which, (part.first for part in parts), (part.stop for part in parts), strict=True)
+        return cls(memories, *map(np.concatenate, zip(*ends, strict=True)))
 
     def __len__(self) -> int:
-        return len(self.memory)
+        return len(self.which)
 
     @property
     def lengths(self) -> Ints:
@@ -56,15 +61,15 @@ class RowIds:
 
     def take(self, places: Ints) -> RowIds:
         """The rows at `places`, in that order."""
-        memory = self.memory
-        return RowIds([memory[place] for place in places.tolist()], self.first[places], self.stop[places])
+        return RowIds(self.memories, self.which[places], self.first[places], self.stop[places])
 
     def cut(self, start: Ints, length: Ints) -> RowIds:
         """Of each row the `length` ids from `start` on (int64[rows] each), which it has."""
         first = self.first + start
-        return RowIds(self.memory, first, first + length)
+        return RowIds(self.memories, self.which, first, first + length)
 
-    def views(self, part: slice) -> Iterable[IdBuffer]:
-        """The ids of the rows of `part`, as arrays or memory, made as they are asked for."""
-        ends = zip(self.memory[part], self.first[part].tolist(), self.stop[part].tolist(), strict=True)
-        return (memory[first:stop] for memory, first, stop in ends)
+    def views(self, part: slice) -> list[IdBuffer]:
+        """The ids of the rows of `part`, as arrays or memory."""
+        memories = self.memories
+        ends = zip(self.which[part].tolist(), self.first[part].tolist(), self.stop[part].tolist(), strict=True)
+        return [memories[which][first:stop] for which, first, stop in ends]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast, final
@@ -254,18 +254,17 @@ def _arranged(documents: Documents, masks: Sequence[Bools], packs: int, slots: i
     return _Chunk(KnownDocuments(table), places, labelled, borders.tolist())
 
 
-def _filled(ids: Iterable[IdBuffer], gaps: Sequence[int]) -> Int32s:
+def _filled(ids: list[IdBuffer], gaps: Sequence[int]) -> Int32s:
     """Packs end to end, int32[slots of all of them], from the ids of their documents.
 
     Args:
-        ids: of each document.
+        ids: of each document; filled up too.
         gaps: slots up to the next document, which are padding.
     """
-    nothing = memoryview(bytes(4 * max(gaps)))
-    parts: list[IdBuffer] = []
-    for part, gap in zip(ids, gaps, strict=True):
-        parts.append(part)
-        if gap:
-            parts.append(nothing[: 4 * gap])
-    joined = bytearray().join(cast(list[memoryview], parts))  # in half the time that `np.concatenate` takes
+    behind = [at for at, gap in enumerate(gaps) if gap]
+    if behind:
+        nothing = memoryview(bytes(4 * max([gaps[at] for at in behind])))
+        for at in reversed(behind):
+            ids.insert(at + 1, nothing[: 4 * gaps[at]])
+    joined = bytearray().join(cast(list[memoryview], ids))  # in half the time that `np.concatenate` takes
     return np.frombuffer(joined, np.int32)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from streamsft.errors import ConfigError
+from streamsft.order.sorting import stable_order
 from streamsft.stream.aligning import slots_taken
 from streamsft.types import Ints
 
@@ -126,19 +127,20 @@ def best_fit_decreasing(lengths: Ints, capacity: int) -> Ints:
     Returns:
         Bin number per length, int64[n].
     """
-    order = np.argsort(-lengths, kind="stable")
+    order = stable_order(capacity - lengths, capacity)
     bits = len(lengths).bit_length()  # of a bin's number: no more, as Python is faster with integers below 2**30
     empty = capacity << bits
     beyond = (capacity + 1) << bits
     free = [beyond]  # sorted (room, bin) of the bins that have room, each pair in one integer, and one without end
     chosen: list[int] = []
-    choose, use = chosen.append, free.pop
+    choose = chosen.append
     bins = 0
     useful = max(1, int(lengths.min(initial=capacity))) << bits  # with less room a bin is full
     for length in (lengths[order] << bits).tolist():
         at = bisect_left(free, length)
-        if free[at] < beyond:
-            key = use(at)
+        key = free[at]
+        if key < beyond:
+            del free[at]
         else:
             key = empty | bins
             bins += 1

@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 
 from streamsft.order.keys import derive_key, shuffled
+from streamsft.order.sorting import stable_order
 from streamsft.stream.blocks import FeedState
 from streamsft.stream.costs import DrawCosts
 from streamsft.stream.documents import Documents
@@ -245,8 +246,7 @@ class Plan:
         packs = np.empty((len(keys), count), np.int64)
         for row, key, lengths in zip(packs, keys, documents.length.reshape(packs.shape), strict=True):
             row[:] = np.arange(count) if self.packing is None else self._packs(self.packing, key, lengths)
-        small = packs if count > np.iinfo(np.uint16).max else packs.astype(np.uint16)  # sorted by radix
-        order = np.argsort(small, axis=1, kind="stable")
+        order = stable_order(packs, count)
         order += np.arange(0, packs.size, count)[:, None]
         documents = documents._replace(pack=packs.reshape(-1)).take(order.reshape(-1))
         windows = []

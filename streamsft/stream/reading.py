@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import numpy as np
 
 from streamsft.errors import DataError, MetricError
+from streamsft.order.sorting import stable_order
 from streamsft.sources.rowids import RowIds
 from streamsft.stream.carrying import Carried, carried_of, extras_of
 from streamsft.stream.documents import Documents
@@ -47,7 +48,7 @@ def read_documents(
     told = documents.labels_from >= 0
     unread = told if read_ids is not None else np.zeros(len(told), np.bool_)
     group = documents.source * 2 + unread
-    order = np.argsort(group, kind="stable")
+    order = stable_order(group, 2 * len(leaves))
     counts = np.bincount(group)
     parts: list[RowIds] = []
     masks: list[Bools] = []
@@ -120,7 +121,7 @@ def _samples(
             input_ids=row_ids, loss_mask=masks[i], source=names[sources[i]], row=rows[i],
             pass_index=passes[i], start=starts[i], extras=extras_of(carried, i),
         )
-        for i, row_ids in enumerate(cast(Iterable[Int32s], ids.views(slice(None))))
+        for i, row_ids in enumerate(cast(list[Int32s], ids.views(slice(None))))
     ]  # fmt: skip
 
 

@@ -107,7 +107,9 @@ class Rows:
         if self._group_orders:
             number = np.where(np.isin(source, list(self._group_orders)), 0, number)
         pass_index, place = np.divmod(number * self._lanes + lane, size)
-        keys = hash64(self._keys[source], pass_index.astype(np.uint64))
+        passes = np.concatenate(([0], np.flatnonzero(np.diff(source) | np.diff(pass_index)) + 1))  # where each begins
+        keys = hash64(self._keys[source[passes]], pass_index[passes].astype(np.uint64))
+        keys = keys.repeat(np.diff(passes, append=len(source)))
         found = np.empty((5, len(source)), np.int64)
         found[0] = np.where(self._in_order[source], place, permute(place, size, keys))
         found[2] = pass_index
