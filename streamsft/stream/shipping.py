@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Buffers", "in_turn", "packed", "portions", "unpacked", "widen"]
+__all__ = ["Buffers", "in_turn", "keep_memory", "packed", "portions", "unpacked", "widen"]
 
 Buffers = Sequence[Any]
 """Objects whose bytes are sent one behind the other: bytes, and contiguous arrays."""
@@ -17,6 +17,7 @@ Buffers = Sequence[Any]
 _MOST = 8  # batches in one message
 _ALIGNMENT = 8  # bytes: what the arrays of a batch need
 _PIPE_BYTES = 1 << 20  # the most that Linux grants anyone
+_KEPT_BYTES = 1 << 24  # of messages whose memory is used again: most are a megabyte
 
 
 def packed(sender: int, batches: Sequence[Buffers]) -> bytes:
@@ -80,3 +81,13 @@ def widen(loader_iterator: Any) -> None:
         fcntl.fcntl(reader.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     except PermissionError:  # the user's share of pipe memory is used up
         return
+
+
+def keep_memory() -> None:
+    """Have the memory of messages that are let go used for the next ones.
+
+    glibc maps a large block anew each time, at the cost of a page fault for every 4 KiB, until one of its size was let
+    go: blocks up to the size of that come from the heap, which keeps up to twice as much (mallopt(3),
+    M_MMAP_THRESHOLD). Elsewhere this does nothing: the pages of the block are never touched.
+    """
+    bytes(_KEPT_BYTES)

@@ -21,7 +21,7 @@ from streamsft.errors import ConfigError, DataError
 from streamsft.sources.lastread import LastRead, Where
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.rawsteps import RawSteps
-from streamsft.stream.shipping import in_turn, widen
+from streamsft.stream.shipping import in_turn, keep_memory, widen
 from streamsft.stream.watch import HangError, Processes, Watch
 from streamsft.text.streaming import check_portable
 
@@ -126,6 +126,7 @@ def _started(loader: StatefulDataLoader[bytes], steps: RawSteps, watch: Watch) -
         raise
     _unknown_to_torch(batches)
     widen(batches)
+    keep_memory()
     return batches
 
 
