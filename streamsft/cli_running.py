@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, final
@@ -69,7 +69,7 @@ def running(stopped: str) -> Callable[[Callable[P, Outcome]], Callable[P, None]]
             _set_up()
             as_json = bool(kwargs.get("as_json"))
             try:
-                with _terminable():
+                with _kept_for_json(as_json), _terminable():
                     outcome = command(*args, **kwargs)
             except KeyboardInterrupt as interrupt:
                 number = signal.SIGTERM if isinstance(interrupt, _Stopped) else signal.SIGINT
@@ -146,6 +146,33 @@ def _print_json(outcome: Outcome) -> None:
         print(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False), flush=True)
     except BrokenPipeError:
         _end_unread()
+
+
+@contextmanager
+def _kept_for_json(as_json: bool) -> Iterator[None]:
+    """Where JSON is asked for, have what libraries and child processes print meanwhile go to standard error.
+
+    Ray, for one, prints the end of a worker, and no setting of it prevents that.
+    """
+    if not as_json:
+        yield
+        return
+    out = sys.stdout
+    out.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            number, other = out.fileno(), sys.stderr.fileno()
+        except OSError:  # they are in memory
+            yield
+            return
+        kept = os.dup(number)
+        os.dup2(other, number)
+        try:
+            yield
+        finally:
+            out.flush()
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def _plain(value: Any) -> Any:

@@ -228,10 +228,20 @@ def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
     console = Console(quiet=True)
     here = inspect(path, verify=True, console=console)
     assert inspect(path, verify=True, engine=engine, console=console) == here
+    others = workers()
+    killed = []
+
+    def kill(found: dict[str, str]) -> None:
+        if not killed:
+            killed.extend(worker for worker in workers() if worker not in others)
+            killed[0].kill()
+
+    monkeypatch.setattr(ray_engine, "check_versions", kill)
     command = ["inspect", str(path), "--verify", "--engine", "ray", "--processes", "1", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["fingerprint"] == here.fingerprint
+    assert "(raylet)" in result.stderr  # what Ray prints of a worker that dies
     rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
     pq.write_table(arrow_table(rows), path, row_group_size=32)
     with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
