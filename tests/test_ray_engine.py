@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import streamsft
-from streamsft import ray_engine
+from streamsft import ray_connecting, ray_engine
 from streamsft.cli import app
 from streamsft.commands.inspect import inspect
 from streamsft.engine import Done, Engine
@@ -292,6 +293,19 @@ def test_an_item_that_brings_every_worker_down_ends_the_call(
         DataError, match=r"numbers: the same item was lost with 2 workers of the Ray cluster; .*: The actor"
     ):
         list(single.map(Doubling(), [FATAL], what="numbers"))
+
+
+def test_the_end_of_rays_own_process_on_this_machine_is_told(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(engine.map(Doubling(), [1], what="numbers")) == [(1, 2)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = free.getsockname()
+    monkeypatch.setattr(engine._lifeline, "_place", place)
+    monkeypatch.setattr(ray_connecting, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(engine._lifeline, "_next", 0.0)
+    with pytest.raises(DataError, match=r"numbers: Ray's process on this machine \(raylet\) has ended; .* again"):
+        list(engine.map(Doubling(), [1], what="numbers"))
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:
