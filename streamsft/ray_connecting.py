@@ -24,6 +24,7 @@ _LOOK_SECONDS: Final = 2.0
 _MEND: Final = (
     "Start one with `ray start --head` and name it by --address, with the version of Ray that is installed here"
 )
+_TOKEN: Final = "Where it asks for a token, set RAY_AUTH_MODE=token and have that in ~/.ray/auth_token"
 
 logger = logging.getLogger("streamsft")
 
@@ -41,9 +42,10 @@ def connect(ray: Any, address: str | None, workers: int | None) -> None:
     try:
         with _impatient() if address is not None else nullcontext():
             ray.init(address=address or "local", logging_level=logging.WARNING, log_to_driver=False, **local)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = "a cluster on this machine cannot be started" if address is None else f"{address} cannot be reached"
-        raise ConfigError(f"engine ray: {where}: {error}. {_MEND}") from error
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        if address is None:
+            raise ConfigError(f"engine ray: a cluster on this machine cannot be started: {error}") from error
+        raise ConfigError(f"engine ray: {address} cannot be reached: {error}. {_MEND}. {_TOKEN}") from error
     finally:
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray sets one that ends the process with another exit code
