@@ -217,15 +217,17 @@ def _set_up() -> None:
 def _wait_until_told() -> None:
     """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does.
 
-    Ranks that have gone, or are held up by something else, are not waited for any longer than `TOLD_SECONDS`.
+    Ranks that have gone, or are held up by something else, are not waited for any longer than `TOLD_SECONDS`. With the
+    process group still there, gloo now and then aborted a process at its end.
     """
-    from streamsft.comm import current
+    from streamsft.comm import current, disconnect
 
     comm = current()
 
     def meet() -> None:
         with suppress(RuntimeError):  # a rank has gone already, so that there is nobody to wait for
             comm.barrier()
+            disconnect()
 
     meeting = threading.Thread(target=meet, name="streamsft-told", daemon=True)
     meeting.start()
