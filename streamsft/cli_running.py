@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, final
@@ -69,7 +69,7 @@ def running(stopped: str) -> Callable[[Callable[P, Outcome]], Callable[P, None]]
             _set_up()
             as_json = bool(kwargs.get("as_json"))
             try:
-                with _terminable():
+                with _kept_for_json(as_json), _terminable():
                     outcome = command(*args, **kwargs)
             except KeyboardInterrupt as interrupt:
                 number = signal.SIGTERM if isinstance(interrupt, _Stopped) else signal.SIGINT
@@ -148,6 +148,33 @@ def _print_json(outcome: Outcome) -> None:
         _end_unread()
 
 
+@contextmanager
+def _kept_for_json(as_json: bool) -> Iterator[None]:
+    """Where JSON is asked for, have what libraries and child processes print meanwhile go to standard error.
+
+    Ray, for one, prints the end of a worker, and no setting of it prevents that.
+    """
+    if not as_json:
+        yield
+        return
+    out = sys.stdout
+    out.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            number, other = out.fileno(), sys.stderr.fileno()
+        except OSError:  # they are in memory
+            yield
+            return
+        kept = os.dup(number)
+        os.dup2(other, number)
+        try:
+            yield
+        finally:
+            out.flush()
+            os.dup2(kept, number)
+            os.close(kept)
+
+
 def _plain(value: Any) -> Any:
     """`value` as JSON has it: paths as text, numbers that are not finite as null."""
     if isinstance(value, Mapping):
@@ -190,15 +217,17 @@ def _set_up() -> None:
 def _wait_until_told() -> None:
     """Let no rank end before rank 0 has printed what they all raise: torchrun ends the others when one does.
 
-    Ranks that have gone, or are held up by something else, are not waited for any longer than `TOLD_SECONDS`.
+    Ranks that have gone, or are held up by something else, are not waited for any longer than `TOLD_SECONDS`. With the
+    process group still there, gloo now and then aborted a process at its end.
     """
-    from streamsft.comm import current
+    from streamsft.comm import current, disconnect
 
     comm = current()
 
     def meet() -> None:
         with suppress(RuntimeError):  # a rank has gone already, so that there is nobody to wait for
             comm.barrier()
+            disconnect()
 
     meeting = threading.Thread(target=meet, name="streamsft-told", daemon=True)
     meeting.start()

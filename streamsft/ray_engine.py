@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeVar, final
 
 from streamsft.engine import QUIET_SECONDS, Engine, Job, place_of
 from streamsft.errors import ConfigError, DataError
+from streamsft.ray_connecting import Lifeline, connect
 from streamsft.ray_worker import Worker, check_versions
 
 __all__ = ["RayEngine"]
@@ -25,6 +25,7 @@ _AHEAD: Final = 4  # items per actor that are in work or wait for an earlier one
 _AT_ONCE: Final = 2  # of these, the most that one actor is sent, so that it need not wait for the next
 _TRIES: Final = 4
 _WAIT_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 5.0
 
 logger = logging.getLogger("streamsft")
 
@@ -57,6 +58,7 @@ class RayEngine(Engine):
         self._workers = workers
         self._ray: Any = None
         self._ours = False
+        self._lifeline: Lifeline | None = None
         self._idle: list[Any] = []  # actors of the last job, ready for the next one
 
     def _map(self, job: Job[Item, Result], items: Iterator[Item], *, what: str) -> Iterator[tuple[Item, Result]]:
@@ -65,7 +67,9 @@ class RayEngine(Engine):
             return
         ray = self._connected()
         count = self._workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        pool = _Pool(ray, job, count, self._idle, what=what)
+        assert self._lifeline is not None
+        self._lifeline.check(what)
+        pool = _Pool(ray, job, count, self._idle, self._lifeline, what=what)
         self._idle = []
         try:
             yield from pool.map(first, items)
@@ -79,9 +83,9 @@ class RayEngine(Engine):
             import ray
 
             if not ray.is_initialized():
-                _connect(ray, self._address, self._workers)
+                connect(ray, self._address, self._workers)
                 self._ours = True
-            self._ray = ray
+            self._ray, self._lifeline = ray, Lifeline(ray)
         return self._ray
 
     def close(self) -> None:
@@ -97,23 +101,6 @@ class RayEngine(Engine):
 _END: Any = object()
 
 
-def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    """Connect to the cluster at `address`, or start one on this machine."""
-    local: dict[str, Any] = {"include_dashboard": False, "num_cpus": workers} if address is None else {}
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address or "local", logging_level=logging.WARNING, log_to_driver=False, **local)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = "a cluster on this machine cannot be started" if address is None else f"{address} cannot be reached"
-        raise ConfigError(
-            f"engine ray: {where}: {error}. Start one with `ray start --head` and name it by --address, with the "
-            "version of Ray that is installed here"
-        ) from error
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray sets one that ends the process with another exit code
-
-
 @final
 class _Pool:
     """Actors with one job, and what they are doing.
@@ -121,8 +108,11 @@ class _Pool:
     An actor is given items once it has said that it is ready. A lost one is replaced by another.
     """
 
-    def __init__(self, ray: Any, job: Job[Any, Any], count: int, idle: Iterable[Any], *, what: str) -> None:
+    def __init__(
+        self, ray: Any, job: Job[Any, Any], count: int, idle: Iterable[Any], lifeline: Lifeline, *, what: str
+    ) -> None:
         self._ray = ray
+        self._lifeline = lifeline
         self._what = what
         self._count = count
         self._class = ray.remote(num_cpus=1, max_restarts=0)(Worker)
@@ -189,8 +179,9 @@ class _Pool:
         Raises:
             StreamsftError: a job failed.
             ConfigError: actors do not start, or are of other versions.
+            DataError: the cluster has ended.
         """
-        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_WAIT_SECONDS)
+        ready = self._wait()
         if not ready and not self._actors:
             logger.warning("%s: still waiting for a free core of the Ray cluster", self._what)
         self._quiet = 0.0 if ready else self._quiet + _WAIT_SECONDS
@@ -222,6 +213,17 @@ class _Pool:
             if not succeeded:
                 raise result
             yield number, result
+
+    def _wait(self) -> list[Any]:
+        """Something that has arrived, or nothing after `_WAIT_SECONDS`."""
+        end = time.monotonic() + _WAIT_SECONDS
+        while True:
+            self._lifeline.check(self._what)
+            left = end - time.monotonic()
+            ready: list[Any]
+            ready, _ = self._ray.wait(list(self._pending), timeout=max(0.0, min(left, _LOOK_SECONDS)))
+            if ready or left <= _LOOK_SECONDS:
+                return ready
 
     def _lost(self, actor: Any, number: int | None, error: Exception) -> None:
         """Replace an actor that is gone."""

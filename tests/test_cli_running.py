@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,26 @@ def test_an_outcome_is_an_exit_code_and_with_json_the_last_line(capsys: pytest.C
     assert json.loads(capsys.readouterr().out) == {
         "path": "a", "loss": None, "rows": [1, [2, "b"]], "deep": {"x": {"3": None}}, "exit_code": 143,
     }  # fmt: skip
+
+
+def print_much(as_json: bool) -> None:
+    """In a process of its own: a command whose libraries and children print."""
+
+    def body() -> Outcome:
+        print("a library")
+        os.write(1, b"another, in C\n")
+        subprocess.run(["echo", "a child"], check=True)
+        return Outcome({"rows": 3})
+
+    run(body, as_json=as_json)
+
+
+def test_with_json_nothing_else_gets_on_standard_output() -> None:
+    ended = processes.run(print_much, True)
+    assert json.loads(ended.stdout) == {"rows": 3, "exit_code": 0}
+    printed = ["a child", "a library", "another, in C"]
+    assert sorted(ended.stderr.splitlines()) == printed
+    assert sorted(processes.run(print_much, False).stdout.splitlines()) == printed
 
 
 def test_an_error_is_one_message_with_its_notes_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:

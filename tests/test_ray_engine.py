@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import streamsft
-from streamsft import ray_engine
+from streamsft import ray_connecting, ray_engine
 from streamsft.cli import app
 from streamsft.commands.inspect import inspect
 from streamsft.engine import Done, Engine
@@ -228,10 +229,20 @@ def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
     console = Console(quiet=True)
     here = inspect(path, verify=True, console=console)
     assert inspect(path, verify=True, engine=engine, console=console) == here
+    others = workers()
+    killed = []
+
+    def kill(found: dict[str, str]) -> None:
+        if not killed:
+            killed.extend(worker for worker in workers() if worker not in others)
+            killed[0].kill()
+
+    monkeypatch.setattr(ray_engine, "check_versions", kill)
     command = ["inspect", str(path), "--verify", "--engine", "ray", "--processes", "1", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["fingerprint"] == here.fingerprint
+    assert "(raylet)" in result.stderr  # what Ray prints of a worker that dies
     rows[-1] = {"input_ids": [1, 2], "loss_mask": [0, 2]}
     pq.write_table(arrow_table(rows), path, row_group_size=32)
     with pytest.raises(StoreError, match=r"rows\.parquet, row 399: loss_mask holds 2"):
@@ -282,6 +293,19 @@ def test_an_item_that_brings_every_worker_down_ends_the_call(
         DataError, match=r"numbers: the same item was lost with 2 workers of the Ray cluster; .*: The actor"
     ):
         list(single.map(Doubling(), [FATAL], what="numbers"))
+
+
+def test_the_end_of_rays_own_process_on_this_machine_is_told(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(engine.map(Doubling(), [1], what="numbers")) == [(1, 2)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = free.getsockname()
+    monkeypatch.setattr(engine._lifeline, "_place", place)
+    monkeypatch.setattr(ray_connecting, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(engine._lifeline, "_next", 0.0)
+    with pytest.raises(DataError, match=r"numbers: Ray's process on this machine \(raylet\) has ended; .* again"):
+        list(engine.map(Doubling(), [1], what="numbers"))
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:

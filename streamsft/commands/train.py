@@ -13,6 +13,7 @@ from streamsft.build_eval import build_evaluation
 from streamsft.build_former import former_config, mix_record
 from streamsft.build_sources import Transforms, all_sources
 from streamsft.comm import Comm, LocalComm, agreeing, connect, current, disconnect
+from streamsft.commands.alike import check_alike, check_shared
 from streamsft.commands.console import make_console
 from streamsft.commands.preparing import prepare_eval_stores, prepare_sources, print_sources
 from streamsft.config import Config, ConfigLike, load_config
@@ -100,6 +101,8 @@ def _train(
     with agreeing(comm):
         config = load_config(config, overrides, without_tokenizer=transforms)
         settings = build_settings(config)
+    check_alike(config, {"--fresh": fresh, "--accept-changes": accept_changes}, comm)
+    with agreeing(comm):
         ours = transforms
         if accept_changes:  # the others may be of sources that were removed
             ours = {name: transforms[name] for name, _ in all_sources(config.mix.sources) if name in transforms}
@@ -107,6 +110,7 @@ def _train(
         check_ahead(
             config, encoders, comm, transforms=ours, metrics=metrics, fresh=fresh, accept_changes=accept_changes
         )
+    check_shared(settings.run_dir, comm)
     if comm.rank == 0:
         _print(console, f"train: {settings.steps:,} steps, in {settings.run_dir}")
     sources = prepare_sources(config, encoders, comm, transforms=ours, verify=verify)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar, final
 
 from streamsft.errors import StoreError
 
 __all__ = ["is_passing", "reason_of", "retried"]
 
+logger = logging.getLogger("streamsft")
+
 T = TypeVar("T")
 
 _FIRST_PAUSE: Final = 0.1  # seconds; doubled each time, and drawn at random between half of it and all of it
 _LONGEST_PAUSE: Final = 10.0
+_TELL_SECONDS: Final = 10.0
+_TELL_AGAIN_SECONDS: Final = 30.0  # of this or anything else: what is read at the same time fails for the same reason
 _LASTING: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _REFUSED: Final = re.compile(
     r"AWS Error (ACCESS_DENIED|NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ACCESS_KEY_ID|"
@@ -59,22 +66,54 @@ def retried(
         StoreError: it failed for good, or until the deadline; names `what`, and says why.
     """
     begun, tries = clock(), 0
-    while True:
-        try:
-            return attempt()
-        except StoreError:
-            raise
-        except Exception as error:
-            tries += 1
-            if not is_passing(error):
-                raise StoreError(
-                    f"{what}: cannot be read ({reason_of(error)}); check that it is there and may be read"
-                ) from error
-            left = deadline - (clock() - begun)
-            if left <= 0:
-                raise StoreError(
-                    f"{what}: could not be read in {deadline:g} s and {tries} attempts ({reason_of(error)}); see that "
-                    "the storage answers, then start the same command again: it goes on where it had come to"
-                ) from error
-            longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 20))
-            pause(min(left, longest * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))))
+    with _told(what, deadline) as waiting:
+        while True:
+            try:
+                return attempt()
+            except StoreError:
+                raise
+            except Exception as error:
+                tries, waiting.reason = tries + 1, f", {reason_of(error)}"
+                if not is_passing(error):
+                    raise StoreError(
+                        f"{what}: cannot be read ({reason_of(error)}); check that it is there and may be read"
+                    ) from error
+                left = deadline - (clock() - begun)
+                if left <= 0:
+                    raise StoreError(
+                        f"{what}: could not be read in {deadline:g} s and {tries} attempts ({reason_of(error)}); see "
+                        "that the storage answers, then start the same command again: it goes on where it had come to"
+                    ) from error
+                longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 20))
+                pause(min(left, longest * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))))
+
+
+@final
+class _Waiting:
+    """What is known of something that is being read."""
+
+    told_at = float("-inf")
+    """When it was last said of anything that it takes long."""
+
+    reason = ""
+
+
+@contextmanager
+def _told(what: str, deadline: float) -> Iterator[_Waiting]:
+    """Have the log say that what happens meanwhile takes long; a first attempt alone may take a minute to fail."""
+    waiting, over = _Waiting(), threading.Event()
+
+    def tell() -> None:
+        if over.wait(_TELL_SECONDS) or time.monotonic() < _Waiting.told_at + _TELL_AGAIN_SECONDS:
+            return
+        _Waiting.told_at = time.monotonic()
+        left = max(0.0, deadline - _TELL_SECONDS)
+        logger.warning(
+            "%s: not read in %g s%s; it is tried again for up to %.0f s more", what, _TELL_SECONDS, waiting.reason, left
+        )
+
+    threading.Thread(target=tell, name="streamsft-waiting", daemon=True).start()
+    try:
+        yield waiting
+    finally:
+        over.set()

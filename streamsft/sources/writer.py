@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamsft.errors import StoreError
+from streamsft.refusals import way_out
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
 from streamsft.sources.pairs import validate_pairs
@@ -70,6 +71,7 @@ class StoreWriter:
     ) -> None:
         self.files = list(files)
         self._pairs = pairs
+        self._owned = owned
         self._schema = store_schema(pairs)
         self._path = None if path is None else Path(path).absolute()
         self._name = _name_of(self._path) if name is None else check_name(name)
@@ -265,9 +267,10 @@ class StoreWriter:
         except OSError as error:
             if hasattr(self, "_target"):
                 self.abort()
+            fix = way_out(error, "choose another folder (cache.dir)" if self._owned else "choose another folder")
             raise StoreError(
                 f"{self._where}: writing failed: {error.strerror or error}. Nothing was published and what had been "
-                "written was removed; free some space or choose another place, then run again"
+                f"written was removed; {fix}, then run again"
             ) from error
         except BaseException:
             if hasattr(self, "_target"):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO, Any, Self, final
 
 from streamsft.errors import StoreError
+from streamsft.refusals import way_out
 
 __all__ = ["REJECTED_FILE", "Rejections", "read_rejections"]
 
@@ -114,4 +115,5 @@ def read_rejections(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cannot_write(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"{path}: cannot be written ({error.strerror or error}); free some space, then run again")
+    fix = way_out(error, "choose another folder")
+    return StoreError(f"{path}: cannot be written ({error.strerror or error}); {fix}, then run again")

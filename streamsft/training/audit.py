@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamsft.errors import RunError
+from streamsft.refusals import way_out
 from streamsft.stream.collate import Batch
 from streamsft.training.durable import sync_directory
 
@@ -87,7 +88,8 @@ class Audit:
         self._file.close()
 
     def _failure(self, error: OSError) -> RunError:
-        return RunError(f"audit file {self.path}: {error.strerror}; make room or set train.audit: false, then resume")
+        fix = way_out(error, "see that it can be written")
+        return RunError(f"audit file {self.path}: {error.strerror}; {fix} or set train.audit: false, then resume")
 
 
 def rewind_audit(folder: Path, step: int) -> int:

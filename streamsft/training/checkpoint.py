@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.errors import RunError
+from streamsft.refusals import way_out
 from streamsft.shown import cause
 from streamsft.training.durable import (
     PARTIAL,
@@ -199,7 +200,7 @@ class Checkpoints:
             self._discard(partial, error)
         return RunError(
             f"the checkpoint of step {step} could not be written to {self.folder}: {why}; nothing of it was "
-            f"published, and {self._kept()}. Make room, and run the same command again"
+            f"published, and {self._kept()}; {_fix(why)}, and run the same command again"
         )
 
     def publish(self, partial: Path, step: int, *, keep: int) -> Path:
@@ -220,9 +221,10 @@ class Checkpoints:
             self._prune(keep)
             sync_directory(self.folder)
         except OSError as error:
+            why = why_unwritten(error, self.folder)
             raise RunError(
-                f"checkpoint {path} could not be published: {why_unwritten(error, self.folder)}; {self._kept()}. Make "
-                "room, and run the same command again"
+                f"checkpoint {path} could not be published: {why}; {self._kept()}; {_fix(why)}, and run the same "
+                "command again"
             ) from error
         return path
 
@@ -253,6 +255,10 @@ class Checkpoints:
                 remove_directory(partial)
         except OSError as second:
             error.add_note(f"{partial} could not be removed either: {second}")
+
+
+def _fix(why: str) -> str:
+    return way_out(why, "see that train.run_dir can be written to")
 
 
 def _name(step: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, final
 from streamsft.comm import Comm, agreeing, gather_json
 from streamsft.errors import RunError
 from streamsft.metrics.jsonlines import JsonLines
+from streamsft.refusals import way_out
 from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.durable import write_file
 from streamsft.training.rundir import RunDirectory
@@ -109,7 +110,7 @@ def _write_config(run_dir: Path, config_record: Mapping[str, Any]) -> None:
     try:
         write_file(run_dir / "config.json", json.dumps(dict(config_record), indent=1).encode())
     except OSError as error:
-        raise RunError(f"{run_dir / 'config.json'} cannot be written: {error.strerror}; make room") from error
+        raise _unwritten(run_dir / "config.json", error) from error
 
 
 def _note_leg(run_dir: Path, *, step: int, ranks: int) -> None:
@@ -120,7 +121,12 @@ def _note_leg(run_dir: Path, *, step: int, ranks: int) -> None:
         legs.append({"step": step, "time": time.time(), "ranks": ranks})
         legs.close()
     except OSError as error:
-        raise RunError(f"{run_dir / LEGS_FILE} cannot be written: {error.strerror}; make room") from error
+        raise _unwritten(run_dir / LEGS_FILE, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> RunError:
+    fix = way_out(error, "see that train.run_dir can be written to")
+    return RunError(f"{path} cannot be written: {error.strerror}; {fix}, then run again")
 
 
 def _check_same(fingerprint: Mapping[str, Any], comm: Comm) -> None:

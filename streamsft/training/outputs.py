@@ -13,6 +13,7 @@ from streamsft.comm import Comm, agreeing
 from streamsft.errors import RunError
 from streamsft.metrics.histograms import Buckets
 from streamsft.metrics.sinks import HistogramSink, Sink
+from streamsft.refusals import way_out
 from streamsft.training.audit import Audit, rewind_audit
 from streamsft.training.settings import TrainSettings
 
@@ -47,8 +48,9 @@ class Outputs:
                 if histograms is not None and isinstance(sink, HistogramSink):
                     sink.write_histograms(step, at, histograms)
         except OSError as error:
+            fix = way_out(error, "see that train.run_dir can be written to")
             raise RunError(
-                f"the metrics of step {step} could not be written: {error.strerror}; make room and resume"
+                f"the metrics of step {step} could not be written: {error.strerror}; {fix}, and resume"
             ) from error
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from streamsft.errors import RunError
+from streamsft.refusals import way_out
 from streamsft.training.checkpoint import Checkpoints
 from streamsft.training.comparing import former_mix, is_edited, run_record
 from streamsft.training.durable import why_unwritten, write_file
@@ -97,7 +98,8 @@ class RunDirectory:
             return self._begin(fingerprint, keep, accept_changes, mix or {})
         except OSError as error:
             why = why_unwritten(error, self.path)
-            raise RunError(f"run directory {self.path}: {why}; make room or choose another train.run_dir") from error
+            fix = way_out(why, "choose another train.run_dir")
+            raise RunError(f"run directory {self.path}: {why}; {fix}") from error
 
     def _begin(
         self, fingerprint: Mapping[str, Any], keep: int, accept_changes: bool, mix: Mapping[str, Any]

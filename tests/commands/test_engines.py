@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from streamsft.cli import app
 from streamsft.commands.engines import opened_engine
 from streamsft.errors import ConfigError
+from streamsft.ray_connecting import connect
 from streamsft.text.workers import LocalEngine
 from tests.pipelines import small_config
 
@@ -56,3 +58,16 @@ def test_what_was_there_already_is_in_the_json(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.stderr
         done = json.loads(result.stdout)["sources"]["units"]["not_tokenized_again"]
         assert done == {"rows": rows, "files": 1 if rows else 0, "parts": 0}
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", f"ray://localhost:{port}"):
+        with pytest.raises(ConfigError, match=rf"{address} cannot be reached: no connection to port {port} of .*ray"):
+            connect(None, address, None)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=rf"auto, which is RAY_ADDRESS=127\.0\.0\.1:{port}, cannot be reached"):
+        connect(None, "auto", None)
+    with pytest.raises(ConfigError, match=r"address head:port: .*; give HOST:PORT, ray://HOST:PORT or auto"):
+        connect(None, "head:port", None)

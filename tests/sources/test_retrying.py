@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from streamsft.errors import StoreError
+from streamsft.sources import retrying
 from streamsft.sources.retrying import retried
 
 
@@ -42,6 +45,27 @@ def test_what_passes_is_tried_again_with_growing_pauses() -> None:
     assert retried(failing(6, OSError("reset")), "o", 60.0, clock=clock.time, pause=clock.pause) == "read"
     longest = [0.1 * 2**n for n in range(6)]
     assert all(top / 2 <= pause <= top for pause, top in zip(clock.pauses, longest, strict=True))
+
+
+def test_the_log_tells_of_what_takes_long_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retrying, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(retrying._Waiting, "told_at", float("-inf"))
+    told = threading.Event()
+    logger = logging.getLogger("streamsft")
+    monkeypatch.setattr(logger, "filter", lambda record: told.set() or True)
+
+    def attempt() -> str:
+        if not told.wait(60):
+            raise AssertionError("nothing was said")
+        return "read"
+
+    for _ in range(2):
+        assert retried(attempt, "s3://b/o", 120.0) == "read"
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3://b/o: not read in 0 s; it is tried again for up to 120 s more"
+    ]
 
 
 def test_pauses_differ() -> None:

@@ -93,6 +93,11 @@ def failure(path: Path) -> str:
     return ""
 
 
+def test_a_place_that_cannot_be_written_to_is_to_be_another_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert failure(tmp_path / "file" / "s").endswith("; choose another folder, then run again")
+
+
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_disk_at_any_moment_publishes_nothing(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +115,7 @@ def test_a_full_disk_at_any_moment_publishes_nothing(
     monkeypatch.setattr(os, call, refuse)
     while message := failure(tmp_path / "s"):
         assert f"{tmp_path}/s: writing failed: No space left on device. Nothing was published" in message
+        assert message.endswith("free some space, then run again")
         assert names(tmp_path) == []
         allowed += 1
         left = allowed
