@@ -156,8 +156,13 @@ def _write(path: Path, text: str) -> None:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        file = path.open("x", encoding="utf-8")
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            path.unlink()
+            raise
     except FileExistsError as error:
         raise ConfigError(
             f"{path}: is there already, and is never overwritten; choose another with --output"

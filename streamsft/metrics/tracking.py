@@ -113,6 +113,9 @@ class TrackedRun:
         self.step = step
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        beside.write_text(json.dumps({"run": self.id, "step": step}), encoding="utf-8")
-        beside.replace(self.path)
+        try:
+            beside.write_text(json.dumps({"run": self.id, "step": step}), encoding="utf-8")
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
         return True

@@ -120,4 +120,5 @@ def write_page(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written: {error.strerror}; choose another place for the page") from error

@@ -9,6 +9,8 @@ from ctypes import c_int64
 from multiprocessing.sharedctypes import RawArray
 from typing import final
 
+from streamsft.shown import placed
+
 __all__ = ["LastRead", "Where", "note"]
 
 Where = Callable[[int, int], str]
@@ -73,7 +75,7 @@ class LastRead:
             what = f"source {self._names[number]!r}"
             if where is not None and row >= 0:
                 others = f" and {more} more row{'s' * (more > 1)}" if more else ""
-                what += f" ({where(number, row)}{others})"
+                what += f" ({placed(where(number, row))}{others})"
         return f"worker {worker} (pid {self._pids[worker]}) read {what}"
 
     def dead(self, message: str, where: Where | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from streamsft.errors import StoreError
 from streamsft.sources.rowchecks import checked_row
 from streamsft.sources.store import TokenStore
 from streamsft.sources.writer import StoreWriter
@@ -23,7 +24,10 @@ def store_of_rows(rows: Iterable[Mapping[str, Any] | Sample], name: str) -> Toke
     with StoreWriter(None, name=name) as writer:
         remaining = iter(rows)
         while chunk := list(islice(remaining, _ROWS)):
-            pairs = [checked_row(_fields(row), f"source {name}, row {i}") for i, row in enumerate(chunk, writer.rows)]
+            pairs = []
+            for number, row in enumerate(chunk, writer.rows):
+                where = f"source {name}, row {number}"
+                pairs.append(checked_row(_fields(row, where), where))
             writer.append(
                 np.concatenate([ids for ids, _ in pairs]),
                 np.concatenate([mask for _, mask in pairs]),
@@ -33,5 +37,9 @@ def store_of_rows(rows: Iterable[Mapping[str, Any] | Sample], name: str) -> Toke
         return writer.close()
 
 
-def _fields(row: Mapping[str, Any] | Sample) -> Mapping[str, Any]:
-    return {"input_ids": row.input_ids, "loss_mask": row.loss_mask} if isinstance(row, Sample) else row
+def _fields(row: Mapping[str, Any] | Sample, where: str) -> Mapping[str, Any]:
+    if isinstance(row, Sample):
+        return {"input_ids": row.input_ids, "loss_mask": row.loss_mask}
+    if not isinstance(row, Mapping):
+        raise StoreError(f"{where}: is a {type(row).__name__}; give a dict with input_ids and loss_mask, or a Sample")
+    return row

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from streamsft.errors import ConfigError, DataError, StateError, StreamsftError
+from streamsft.shown import placed
 from streamsft.sources.rawrows import null_pruner
 from streamsft.sources.shardrows import FILE_SHIFT, Unit
 from streamsft.sources.shardstate import packed, unpacked
@@ -144,7 +145,7 @@ class ShardDataset:
         row -= behind
         batches = shard.iter(_ROWS)  # unlike iter(shard) it does not divide the shard among a loader's workers
         while True:
-            with _reading(self.where(base + row)):
+            with _reading(placed(self.where(base + row))):
                 batch = next(batches, None)
             if batch is None:
                 return

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenStore"]
 
+_PICKLED = ("_name", "_paths", "_extras", "_expected", "_files")
+
 
 @final
 class TokenStore:
@@ -49,6 +51,7 @@ class TokenStore:
         self._extras = tuple(extras)
         self._opened = opened
         self._expected = "" if opened is None else opened.manifest.fingerprint
+        self._files: tuple[str, ...] | None = None
 
     @classmethod
     def open(
@@ -80,8 +83,7 @@ class TokenStore:
         """
         places = absolute(path)
         opened = open_store(places, extras=extras, verify=verify, advance=advance, engine=engine)
-        made_by = opened.manifest.tokenizer
-        if tokenizer_hash and made_by and made_by != tokenizer_hash:
+        if tokenizer_hash and (made_by := opened.manifest.tokenizer) not in ("", tokenizer_hash):
             raise StoreError(
                 f"{places}: was made by the tokenizer {made_by}, the one in use is {tokenizer_hash}; "
                 "use that tokenizer, or tokenize the source again"
@@ -133,7 +135,7 @@ class TokenStore:
 
     @property
     def manifest(self) -> Manifest:
-        """What the store holds."""
+        """What the store holds, as it was written."""
         return self._data.manifest
 
     @property
@@ -149,7 +151,11 @@ class TokenStore:
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that the rows came from."""
-        return self._data.manifest.files
+        return self._data.manifest.files if self._files is None else self._files
+
+    def rename_files(self, files: Sequence[str]) -> None:
+        """Call the files that the rows came from by the names that they have now, one for each."""
+        self._files = tuple(files)
 
     @property
     def rejected(self) -> Mapping[str, int]:
@@ -188,10 +194,12 @@ class TokenStore:
 
     def origin(self, index: int) -> str:
         """Where stored row `index` came from: ``file:row``, or ``name:row`` without files."""
-        data = self._data
-        if not data.manifest.files:
-            return f"{self._name}:{data.index.row[index]}"
-        return f"{data.manifest.files[data.index.file[index]]}:{data.index.file_row[index]}"
+        rows = self._data.index
+        return (
+            f"{self.files[rows.file[index]]}:{rows.file_row[index]}"
+            if self.files
+            else f"{self._name}:{rows.row[index]}"
+        )
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """Ids (int32[n] each) and masks (bool[n] each) of the stored rows `index` (int64[k] in [0, rows)).
@@ -272,28 +280,20 @@ class TokenStore:
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "name": self._name,
-            "paths": self._paths,
-            "extras": self._extras,
-            "expected": self._expected,
-        }
+        state = {name: getattr(self, name) for name in _PICKLED}
         if (opened := self._opened) is not None and opened.known is not None:
             state["known"] = opened.known
         if opened is not None and opened.table is not None:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, opened.table.schema) as stream:
+            with pa.ipc.new_stream(sink := pa.BufferOutputStream(), opened.table.schema) as stream:
                 stream.write_table(opened.table)
             state["ipc"] = sink.getvalue().to_pybytes()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._name, self._paths = state["name"], state["paths"]
-        self._expected, self._extras = state["expected"], state["extras"]
-        self._opened = None
+        self.__dict__.update({name: state[name] for name in _PICKLED}, _opened=None)
         known = state.get("known")
         if "ipc" in state:
             table = pa.ipc.open_stream(state["ipc"]).read_all()
             self._opened = open_table(table, self._name, extras=self._extras, known=known)
         elif known is not None:
-            self._opened = open_store(self._paths, extras=self._extras, known=known)
+            self._opened = open_store(state["_paths"], extras=self._extras, known=known)

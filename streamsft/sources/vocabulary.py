@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from streamsft.errors import StoreError
+from streamsft.shown import placed
 from streamsft.sources.base import Source
 from streamsft.sources.manifest import Manifest
 
@@ -34,7 +35,7 @@ def refuse_ids_beyond(store: Source, vocabulary: int) -> NoReturn:
         for row, ids in zip(index.tolist(), store.read(index)[0], strict=True):
             if len(ids) and int(ids.max()) >= vocabulary:
                 raise StoreError(
-                    f"{store.origin(row)}: input_ids holds {ids.max()}, and the tokenizer in use has {vocabulary:,} "
-                    "ids, from 0; use the tokenizer that the store was made with"
+                    f"{placed(store.origin(row))}: input_ids holds {ids.max()}, and the tokenizer in use has "
+                    f"{vocabulary:,} ids, from 0; use the tokenizer that the store was made with"
                 )
     raise AssertionError("a store's largest id is the id of one of its rows")

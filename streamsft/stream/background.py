@@ -55,12 +55,17 @@ def in_background(start: Callable[[], Iterator[T]], ahead: int | queue.Queue[T |
             yield item
     finally:
         stopped.set()
-        end = time.monotonic() + _LEAVE_S
-        while thread.is_alive():  # make room for an item that the thread is waiting to hand over
-            try:
-                ready.get(timeout=0.01)
-            except queue.Empty:
-                thread.join(timeout=0.01)
-            if time.monotonic() > end:
-                _log.warning("the thread that reads has not ended in %g s: what it reads hangs", _LEAVE_S)
-                break
+        _leave(thread, ready)
+
+
+def _leave(thread: threading.Thread, ready: queue.Queue[T | BaseException]) -> None:
+    """Wait for the thread to end, making room for an item that it is waiting to hand over."""
+    end = time.monotonic() + _LEAVE_S
+    while thread.is_alive():
+        try:
+            ready.get(timeout=0.01)
+        except queue.Empty:
+            thread.join(timeout=0.01)
+        if time.monotonic() > end:
+            _log.warning("the thread that reads has not ended in %g s: what it reads hangs", _LEAVE_S)
+            return

@@ -82,7 +82,7 @@ class EvalLoader:
         self.packing = Packing(sequence_length=sequence_length, lookahead=lookahead, overflow=overflow, align=align)
         self.packed = packed
         self.batch_size = batch_size
-        self.dp = dp or Shard()
+        self.dp = Shard() if dp is None else dp
         self.pad_id = pad_id
         mixture = Interleave(_indexed(sources)).mixture(self.packing)
         self._leaves = mixture.leaves

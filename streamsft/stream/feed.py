@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple, final
 
 from streamsft.errors import DataError, EmptySourceError, StateError, StreamsftError
+from streamsft.shown import placed
 from streamsft.sources.lastread import note
 from streamsft.sources.streaming import Encoded, RawRow, Refused, StreamingSource
 from streamsft.stream.blocks import Block, Blocks, FeedState
@@ -171,7 +172,7 @@ class Feed:
             match self.packing.overflow:
                 case "error":
                     raise DataError(
-                        f"source {self._source.name!r}, {self._source.reader.where(row.number)}: "
+                        f"source {self._source.name!r}, {placed(self._source.reader.where(row.number))}: "
                         f"{length} tokens do not fit a pack of {self._limit} slots; raise sequence_length or "
                         "choose overflow: truncate, drop or split"
                     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -14,6 +14,7 @@ from streamsft.metrics.stats import SourceInfo
 from streamsft.stream.background import in_background
 from streamsft.stream.balance import Balance
 from streamsft.stream.collate import Batch, collated
+from streamsft.stream.ending import closed_at_exit
 from streamsft.stream.faces import Info, whole
 from streamsft.stream.handing import Endless, refuse_frameworks
 from streamsft.stream.lanestate import LaneState
@@ -103,7 +104,8 @@ class Loader(Endless):
         check_packer(packer)
         owned = any(leaf.owned for leaf in packer.mixture.leaves)
         self.packer = whole(packer, "Loader")
-        self.topology = Topology.of(global_batch_size, dp or Shard(), lanes_per_step, lane_groups, balance, owned=owned)
+        dp = Shard() if dp is None else dp
+        self.topology = Topology.of(global_batch_size, dp, lanes_per_step, lane_groups, balance, owned=owned)
         if owned:
             self.topology.check_owners(workers)
         self.workers = workers
@@ -184,9 +186,9 @@ class Loader(Endless):
 
     def _begin(self, micro_batch_size: int | None) -> Iterator[Batch]:
         self._iterations, self._mid_step = self._iterations + 1, False
-        return self._consumed(self._iterations, micro_batch_size)
+        return closed_at_exit(self._consumed(self._iterations, micro_batch_size))
 
-    def _consumed(self, iteration: int, micro_batch_size: int | None) -> Iterator[Batch]:
+    def _consumed(self, iteration: int, micro_batch_size: int | None) -> Generator[Batch, None, None]:
         """The batches from here on, in parts. A batch counts as consumed before its last part is yielded."""
         for batch in self._batches():
             parts = [batch] if micro_batch_size is None else batch.split(micro_batch_size)

@@ -13,6 +13,7 @@ import numpy as np
 
 from streamsft.errors import ConfigError, DataError, EmptySourceError
 from streamsft.order.groups import GroupOrder
+from streamsft.shown import placed
 from streamsft.sources.base import GroupedSource, IdsSource, Source, is_grouped
 from streamsft.sources.promises import Promises, is_checked, promises_of, read_as_promised, read_ids_as_promised
 from streamsft.sources.rowids import RowIds
@@ -211,7 +212,7 @@ def usable_rows(source: Source, packing: Packing | None) -> tuple[Ints | None, d
         if packing.overflow == "error" and over.any():
             at = int(np.argmax(over))
             raise DataError(
-                f"source {source.name!r}, {source.origin(at)}: {lengths[at]} tokens do not fit a pack of "
+                f"source {source.name!r}, {placed(source.origin(at))}: {lengths[at]} tokens do not fit a pack of "
                 f"{packing.sequence_length} slots; raise sequence_length or choose overflow: truncate, drop or split"
             )
         whole = getattr(source, "whole", None)  # rows with images, which must not be cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -102,6 +103,7 @@ class Processes:
 
         self.context: Any = type(own)()
         self.context.Process, self.context.Queue, self.context.Event = process, queue, _Flag
+        atexit.register(self.kill)  # before multiprocessing asks them to end and waits: they leave that to this process
 
     def stopped(self) -> int | None:
         """Number of the first worker that a signal has stopped, where the system tells."""
@@ -114,6 +116,7 @@ class Processes:
 
     def kill(self) -> None:
         """End all processes at once, stopped ones too."""
+        atexit.unregister(self.kill)
         if os.getpid() != self._owner:  # a fork of that process
             return
         started = [worker for worker in self._workers if worker.pid is not None]

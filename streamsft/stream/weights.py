@@ -109,11 +109,18 @@ def value_at(weight: Weight, step: int) -> float:
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """Scale weights to shares that sum to 1; the same floats whatever the order of the list."""
+    """Scale weights to shares that sum to 1; the same floats whatever the order of the list.
+
+    Raises:
+        ConfigError: one is so small beside the others that nothing is left of it.
+    """
     _, exponent = math.frexp(max(weights))
     scaled = [math.ldexp(weight, -exponent) for weight in weights]  # so that the sum of huge ones is finite
     total = math.fsum(scaled)
-    return [weight / total for weight in scaled]
+    shares = [weight / total for weight in scaled]
+    if lost := [weight for weight, share in zip(weights, shares, strict=True) if weight and not share]:
+        raise ConfigError(f"weight {lost[0]:g} is nothing beside {max(weights):g}: raise it, or set it to 0")
+    return shares
 
 
 def rounded_share(share: float) -> float:

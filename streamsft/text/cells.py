@@ -60,4 +60,4 @@ def text_of(row: Row, column: str) -> str:
 def _missing(row: Row, column: str) -> RowRejected:
     if column in row:
         return RowRejected("missing_column", f"column {column!r} is null")
-    return RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row))}")
+    return RowRejected("missing_column", f"no column {column!r}; the row has {', '.join(map(str, row)) or 'none'}")

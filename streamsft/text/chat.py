@@ -191,6 +191,8 @@ class ChatTokenizer:
             RowRejected: the row cannot be used.
             DataError: the row has none of the known formats, and none was named.
         """
+        if not isinstance(row, Mapping):
+            raise RowRejected("bad_row", f"the row is a {type(row).__name__}, not an object")
         key = tuple(row)
         parse = self._parsers.get(key)
         if parse is None:

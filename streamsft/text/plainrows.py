@@ -35,7 +35,7 @@ class PlainRows:
             raise RowRejected("bad_row", f"the row is a {type(row).__name__}, not an object")
         text = row.get(self._column)
         if text is None:
-            known = "it is null" if self._column in row else f"the row has {', '.join(map(str, row))}"
+            known = "it is null" if self._column in row else f"the row has {', '.join(map(str, row)) or 'none'}"
             raise RowRejected("missing_column", f"no text in column {self._column!r}: {known}")
         if not isinstance(text, str):
             raise RowRejected("bad_content", f"{self._column} is a {type(text).__name__}, not a text")

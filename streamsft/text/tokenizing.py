@@ -113,6 +113,7 @@ def tokenize(
     path = None if root is None else root / "stores" / key
     strict = on_bad_row == "error"
     if path is not None and (cached := find_cached(path, name, verify=verify, listed=strict)) is not None:
+        cached.rename_files(reader.files)
         if strict:
             _refuse_rejected(cached)
         engine.done[name] = Done(rows=len(cached) + sum(cached.rejected.values()), files=len(cached.files))
@@ -218,7 +219,8 @@ def detect_source_format(reader: RowReader, name: str, columns: Mapping[str, str
 def _refuse_rejected(store: TokenStore) -> None:
     """Raises DataError if rows that are bad were left out of a cached store."""
     assert store.path is not None
+    names = dict(zip(store.manifest.files, store.files, strict=True))
     for record in read_rejections(store.path):
         if record["reason"] != TRANSFORM_REASON:
-            place = f"{record['file']}:{record['file_row'] if record['line'] is None else record['line']}"
+            place = f"{names[record['file']]}:{record['file_row'] if record['line'] is None else record['line']}"
             raise bad_row_error(store.name, place, record["reason"], record["detail"])

@@ -60,11 +60,8 @@ class Checkpoints:
         Raises:
             RunError: it is damaged.
         """
-        name = self._latest()
-        if step_of(name) is not None and (self.folder / name).is_dir():
-            return self.read(name)
-        steps = step_folders(self.folder)
-        return self.read(steps[max(steps)].name) if steps else None
+        step = self._newest_step()
+        return None if step is None else self.of(step)
 
     @property
     def steps(self) -> list[int]:
@@ -238,11 +235,16 @@ class Checkpoints:
         except (FileNotFoundError, UnicodeDecodeError):
             return ""
 
+    def _newest_step(self) -> int | None:
+        """The step that a run goes on from: that of `latest`, or the last one where it names none that is there."""
+        steps, latest = step_folders(self.folder), step_of(self._latest())
+        return latest if latest in steps else max(steps, default=None)
+
     def _kept(self) -> str:
-        steps = step_folders(self.folder)
-        if not steps:
+        step = self._newest_step()
+        if step is None:
             return "there is no older one, so the run starts over"
-        return f"the older ones are kept: the run goes on from step {max(steps)}"
+        return f"the older ones are kept: the run goes on from step {step}"
 
     def _prune(self, keep: int) -> None:
         for _, path in sorted(step_folders(self.folder).items())[: -max(1, keep)]:

@@ -165,7 +165,7 @@ class Stepper:
         if self._vocabulary is not None and largest >= self._vocabulary:
             raise RunError(
                 f"step {batch.step}: token id {largest}, but the model knows {self._vocabulary} ids; train.model and "
-                "tokenizer do not belong together"
+                "tokenizer do not belong together, or a store is damaged, which validate --verify finds"
             )
 
 

@@ -125,7 +125,7 @@ class TestErrors:
 
     def test_a_mapped_function_that_fails(self) -> None:
         reader = ShardDataset(Dataset.from_list(ROWS).to_iterable_dataset().map(lambda row: row["none"]), name="s")
-        with pytest.raises(DataError, match=r"s\[0\]:0: cannot be read: KeyError: 'none'"):
+        with pytest.raises(DataError, match=r"s\[0\], row 0: cannot be read: KeyError: 'none'"):
             list(reader.read(0, 1, None))
 
     def test_a_file_that_vanished(self, tmp_path: Path) -> None:

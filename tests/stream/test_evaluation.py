@@ -113,7 +113,7 @@ def test_what_cannot_be_evaluated_is_refused() -> None:
         EvalLoader([1], 8)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="rows"):
         EvalLoader([source, source], 8)
-    with pytest.raises(DataError, match=r"rows\.list:0: 4 tokens do not fit"):
+    with pytest.raises(DataError, match=r"rows\.list, row 0: 4 tokens do not fit"):
         EvalLoader(source, 3, overflow="error")
     with pytest.raises(EmptySourceError, match="has no row that could be drawn"):
         EvalLoader(ListSource("empty", []), 8)

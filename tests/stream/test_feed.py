@@ -213,7 +213,7 @@ def test_rows_that_leave_nothing_under_the_packing_are_refused(overflow: Any, re
 def test_row_that_is_too_long_is_named() -> None:
     packing = Packing(sequence_length=4, overflow="error")
     feed = _feed(streamed(NAME, [[*plain_rows(1), (list(range(9)), [1] * 9, "")]], shuffle=False), packing=packing)
-    with pytest.raises(DataError, match=r"source 's', 0.list:1: 9 tokens do not fit a pack of 4 slots; raise"):
+    with pytest.raises(DataError, match=r"source 's', 0.list, row 1: 9 tokens do not fit a pack of 4 slots; raise"):
         feed.rows([1])
 
 

@@ -94,7 +94,7 @@ def test_overlong_rows_are_split_into_fragments_that_tile_them() -> None:
 
 
 def test_overlong_row_is_an_error_that_names_it() -> None:
-    with pytest.raises(DataError, match=r"source 's', s\.list:1: 11 tokens do not fit a pack of 10 slots"):
+    with pytest.raises(DataError, match=r"source 's', s\.list, row 1: 11 tokens do not fit a pack of 10 slots"):
         _in_order([9, 11], 10, overflow="error")
     assert len(_packs(_in_order([9, 10], 10, overflow="error"), 5)) == 5
 

@@ -58,7 +58,7 @@ def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     watched = _loader(_mix(hanging), workers=workers, start_method=method)
     run(tmp_path / "watched", STEPS, loader=watched)
     assert not flag.exists()
-    says = r"worker \d \(pid \d+\) read source 'slow' \(slow\.list:\d+( and \d+ more rows?)?\), then"
+    says = r"worker \d \(pid \d+\) read source 'slow' \(slow\.list, row \d+( and \d+ more rows?)?\), then"
     assert re.search(says, caplog.text), caplog.text
     run(tmp_path / "plain", STEPS, loader=_loader(_mix(hanging)))
     assert packs_by_step(tmp_path / "watched") == packs_by_step(tmp_path / "plain")
@@ -112,7 +112,7 @@ def test_worker_of_a_streaming_source_is_named_with_the_file_and_row(
     corpus = StreamingSource(tmp_path / "*.jsonl", name="corpus", transform=transform, shuffle_window=4)
     options: Any = {"lanes_per_step": 1, "lane_groups": 2, "tokenizer": "characters"}
     found = laws.first(_loader(_mix(corpus), workers=2, start_method="fork", **options), STEPS)
-    assert re.search(r"worker \d \(pid \d+\) read source 'corpus' \(\S*2\.jsonl:\d", caplog.text), caplog.text
+    assert re.search(r"worker \d \(pid \d+\) read source 'corpus' \(\S*2\.jsonl, row \d", caplog.text), caplog.text
     assert found == laws.first(_loader(_mix(corpus), **options), STEPS)
 
 
@@ -135,7 +135,7 @@ def test_worker_that_hangs_on_one_row_again_and_again_ends_the_run_with_that_row
     loader = _loader(
         Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork", timeout=0.3
     )
-    says = r"worker 0 \(pid \d+\) read source 'slow' \(slow\.list:\d.*; so did those that took its place, 3 times"
+    says = r"worker 0 \(pid \d+\) read source 'slow' \(slow\.list, row \d.*; so did those that took its place, 3 times"
     with pytest.raises(DataError, match=says):
         laws.first(loader, 40)
     assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
