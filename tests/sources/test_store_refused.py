@@ -300,7 +300,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_refused(tmp_path: Path) -> Non
     path = write_parquet(rows, tmp_path / "s.parquet")
     for _ in range(2):
         assert TokenStore.open(path, vocabulary=10).manifest.largest_id == 9
-        with pytest.raises(StoreError, match=r"^s\.parquet, row 1: input_ids holds 9, and the tokenizer in use has 9 ids"):
+        with pytest.raises(StoreError, match=r"^s\.parquet, row 1: input_ids holds 9, .* has 9 ids"):
             TokenStore.open(path, vocabulary=9)
 
 

@@ -14,7 +14,7 @@ from streamsft.errors import ConfigError
 from streamsft.stream.interleave import Interleave
 from streamsft.stream.loader import Loader
 from streamsft.stream.packer import Packer
-from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, parsed, value_at
+from streamsft.stream.weights import Weight, WeightSchedule, WeightTree, check_weights, normalized, parsed, value_at
 from tests import laws
 from tests.fakes import ListSource, Row, source, streamed
 from tests.mixes import random_lengths
@@ -171,6 +171,12 @@ def test_step_at_which_nothing_could_be_drawn_is_named() -> None:
     with pytest.raises(ConfigError, match="every weight is 0 at step 20, so nothing could be drawn"):
         check_weights({"a": {0: 1, 20: 0}, "b": {0: 0, 10: 1, 15: 0}})
     check_weights({"a": {0: 1, 20: 0}, "b": {0: 0, 20: 1}})
+
+
+def test_weight_that_vanishes_beside_another_is_refused() -> None:
+    with pytest.raises(ConfigError, match="weight 1e-300 is nothing beside 1e\\+300: raise it, or set it to 0"):
+        normalized([1e300, 1e-300])
+    assert normalized([1e300, 1e300, 0.0]) == [0.5, 0.5, 0.0]
 
 
 @given(step=st.integers(0, 30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -77,7 +78,10 @@ class TestHit:
 
     def test_follows_content_not_place(self, tmp_path: Path) -> None:
         first = run(written(tmp_path / "a" / "a.jsonl"), tmp_path / "c")
-        assert run(written(tmp_path / "b" / "moved.jsonl"), tmp_path / "c").path == first.path
+        moved = run(written(tmp_path / "b" / "moved.jsonl"), tmp_path / "c")
+        assert moved.path == first.path
+        for store in (moved, pickle.loads(pickle.dumps(moved))):
+            assert (store.files, store.origin(3)) == (("moved.jsonl",), "moved.jsonl:3")
         shutil.move(tmp_path / "c", tmp_path / "d")
         assert run(tmp_path / "a" / "a.jsonl", tmp_path / "d").fingerprint == first.fingerprint
         assert len(entries(tmp_path / "d")) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamsft.errors import RunError
+from streamsft.training import checkpoint
 from streamsft.training.checkpoint import Checkpoints
 from tests.training.runs import resealed
 
@@ -74,6 +75,22 @@ def test_killed_before_latest_was_replaced_the_older_one_counts(tmp_path: Path) 
     assert names(tmp_path) == ["latest", "step-00000050"]
     save(tmp_path, 100)
     assert names(tmp_path) == ["latest", "step-00000050", "step-00000100"]
+
+
+def test_the_step_that_is_gone_on_from_is_told_where_latest_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 50)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    with pytest.raises(RunError, match=r"could not be published: .*: the run goes on from step 50"):
+        save(tmp_path, 100)
+    stored = Checkpoints(tmp_path).newest()
+    assert stored is not None
+    assert stored.step == 50
 
 
 @pytest.mark.parametrize("latest", [None, b"", b"step-00000900\n", b"../../etc\n", b"\xff\xfe", "directory"])
