@@ -115,7 +115,7 @@ def test_keys_that_do_not_go_with_what_the_files_hold_are_refused(tmp_path: Path
 def test_ids_beyond_the_tokenizer_are_refused(tmp_path: Path) -> None:
     path = str(write_lines([{"input_ids": [1, 10**6], "loss_mask": [0, 1]}], tmp_path / "s.jsonl"))
     with pytest.raises(
-        StoreError, match=r"source s: s\.jsonl:0: input_ids holds 1000000, and the tokenizer in use has"
+        StoreError, match=r"source s: s\.jsonl, row 0: input_ids holds 1000000, and the tokenizer in use has"
     ):
         sources_of(config_of(tmp_path, {"path": path}, tokenizer=True))
 

@@ -56,10 +56,10 @@ def test_rows_are_told_where_they_are_known_and_each_note_counts(monkeypatch: py
         text = last.told(1, lambda number, row: f"file {number}:{row}")
         told.append(text.removeprefix(f"worker 1 (pid {os.getpid()}) read "))
     assert told == [
-        "source 'a' (file 0:7 and 2 more rows)",
-        "source 'a' (file 0:7 and 2 more rows)",
+        "source 'a' (file 0, row 7 and 2 more rows)",
+        "source 'a' (file 0, row 7 and 2 more rows)",
         "source 'b'",
-        "source 'b' (file 1:0)",
-        "source 'a' (file 0:4 and 1 more row)",
+        "source 'b' (file 1, row 0)",
+        "source 'a' (file 0, row 4 and 1 more row)",
     ]
     assert [last.count(worker) for worker in range(2)] == [0, 5]

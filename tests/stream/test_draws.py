@@ -107,13 +107,15 @@ def test_rare_sources_do_not_come_first_on_every_lane() -> None:
     assert max(firsts) > 80
 
 
-@given(weights=st.lists(st.floats(0, 1e308), min_size=1, max_size=9).filter(any), scale=st.integers(-20, 20))
+@given(
+    weights=st.lists(st.just(0.0) | st.floats(1e-20, 1.0), min_size=1, max_size=9).filter(any),
+    scale=st.integers(-900, 1023),
+)
 def test_shares_sum_to_one_at_any_scale_and_in_any_order(weights: list[float], scale: int) -> None:
     shares = normalized(weights)
     assert math.isclose(math.fsum(shares), 1.0, rel_tol=1e-12)
     assert normalized(weights[::-1]) == shares[::-1]
-    if max(weights) < 1e300 and min(filter(None, weights)) > 1e-300:
-        assert normalized([math.ldexp(weight, scale) for weight in weights]) == shares
+    assert normalized([math.ldexp(weight, scale) for weight in weights]) == shares
 
 
 @given(share=st.floats(1e-8, 1.0))
