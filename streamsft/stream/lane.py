@@ -17,7 +17,7 @@ from streamsft.types import Bools, Int32s, Ints
 
 __all__ = ["Lane"]
 
-_PLANNED = 4096  # draws of all lanes that are planned together: enough to vectorise, and half a megabyte
+_PLANNED = 16384  # draws of all lanes that are planned together: enough to vectorise, and two megabytes
 
 
 @final
