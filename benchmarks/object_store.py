@@ -101,7 +101,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_files(place, rows)
-        memory = FILES * GROUPS * rows * LENGTH * 5 // 4
+        memory = FILES * GROUPS // 4 * rows * (5 * LENGTH + 16)  # ids, masks, and where rows begin
         near, far = (open_store(place, latency, memory=memory, prefetch=memory) for latency in (0.0, LATENCY))
         read(open_store(place, 0.0, memory=memory), 0.1)  # what is imported on first use
         without = read(near, passes)
