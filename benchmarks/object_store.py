@@ -62,7 +62,9 @@ def write_files(folder: Path, rows: int) -> None:
     for file in range(FILES):
         ids = random_numbers.integers(0, 100_000, GROUPS * rows * LENGTH, np.int32)
         table = pa.table({"input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids)), "loss_mask": mask})
-        pq.write_table(table, folder / f"part-{file}.parquet", row_group_size=rows, use_dictionary=["loss_mask"])
+        pq.write_table(
+            table, folder / f"part-{file}.parquet", row_group_size=rows, use_dictionary=["loss_mask.list.element"]
+        )
 
 
 def open_store(folder: Path, latency: float, **options: int) -> ss.RowGroupStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, final
 
@@ -85,10 +85,18 @@ class GroupReader:
         Raises:
             StoreError: the object has changed, is damaged, or cannot be read until the deadline.
         """
+        return self.fetch(block, columns)()
+
+    def fetch(self, block: Block, columns: Sequence[str]) -> Callable[[], tuple[pa.RecordBatch, int]]:
+        """The first part of `read`, which waits for the storage; what it returns does the rest, and needs a core.
+
+        Raises:
+            StoreError: as `read` does.
+        """
         file, metadata = self._files[block.file], self.metadata(block.file)
         ranges = _ranges(metadata.row_group(block.number), set(columns))
         parts = retried(lambda: self._bytes(file, ranges), shown(file.path), self._deadline)
-        return _decoded(metadata, file, block, columns, parts), sum(map(len, parts.values()))
+        return lambda: (_decoded(metadata, file, block, columns, parts), sum(map(len, parts.values())))
 
     def _bytes(self, file: RemoteFile, ranges: Sequence[_Range]) -> dict[int, bytes]:
         opened = self._objects.open(file.path)
@@ -138,13 +146,17 @@ class _Sparse(RandomAccess):
 
     def __init__(self, parts: dict[int, bytes], size: int) -> None:
         super().__init__(size)
-        self._parts = parts
+        self._parts = {start: pa.py_buffer(part) for start, part in parts.items()}
 
     def read(self, size: int = -1) -> bytes:
+        return bytes(self.read_buffer(size))
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """What `read` gives, without a copy; Arrow asks for it."""
         stop = self._size if size < 0 else min(self._size, self._at + size)
         for start, part in self._parts.items():
-            if start <= self._at and stop <= start + len(part):
-                data = part[self._at - start : stop - start]
+            if start <= self._at and stop <= start + part.size:
+                data = part.slice(self._at - start, stop - self._at)
                 self._at = stop
                 return data
         raise OSError(f"bytes {self._at} to {stop} were not read")

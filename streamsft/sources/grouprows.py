@@ -16,6 +16,7 @@ from streamsft.sources.blockrows import Block, DecodedBlock
 from streamsft.sources.carried import values_of
 from streamsft.sources.footers import RemoteFile
 from streamsft.sources.groupcache import GroupCache
+from streamsft.sources.groupfetch import Decode
 from streamsft.sources.groupindex import GroupIndex, Seen, content_of
 from streamsft.sources.groupreader import GroupReader
 from streamsft.sources.grouptier import DiskTier, Tier
@@ -169,7 +170,7 @@ class GroupRows:
             if self._cache is None:
                 reader = GroupReader(self._objects, self.index.files, self._options.deadline)
                 self._cache = GroupCache(
-                    lambda group: self._fetched(reader, group),
+                    lambda group: self._fetch(reader, group),
                     self._size,
                     memory=int(self._options.memory),
                     ahead=int(self._options.prefetch),
@@ -201,20 +202,29 @@ class GroupRows:
         assert self._disk is not None
         return self._disk.name(self.index.content(group))
 
-    def _fetched(self, reader: GroupReader, group: int) -> DecodedBlock:
+    def _fetch(self, reader: GroupReader, group: int) -> Decode:
         """A group, from the tier or from its object."""
         if self._disk is not None:
             kept = self._disk.get(self._file_of(group))
             if kept is not None and self._fits(group, kept):
                 with self._counts.lock:
                     self._counts.tier += 1
-                return kept
+                return lambda: kept
             if kept is not None:
                 self._disk.discard(self._file_of(group))
         block = self.index.sidecar.blocks[group]
         where = self.index.sidecar.manifest.files[block.file]
         columns = StoreColumns.of(reader.schema(block.file), where, self._extras)
-        batch, size = reader.read(block, columns.read)
+        read = reader.fetch(block, columns.read)
+        return lambda: self._decoded(group, read, columns)
+
+    def _decoded(
+        self, group: int, read: Callable[[], tuple[pa.RecordBatch, int]], columns: StoreColumns
+    ) -> DecodedBlock:
+        """A group that was fetched from its object."""
+        block = self.index.sidecar.blocks[group]
+        where = self.index.sidecar.manifest.files[block.file]
+        batch, size = read()
         found = DecodedBlock.of(batch, columns, where)
         with self._counts.lock:
             self._counts.bytes += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 import threading
@@ -66,14 +67,14 @@ def retried(
         StoreError: it failed for good, or until the deadline; names `what`, and says why.
     """
     begun, tries = clock(), 0
-    with _told(what, deadline) as waiting:
+    with _slow.watching(what, deadline) as read:
         while True:
             try:
                 return attempt()
             except StoreError:
                 raise
             except Exception as error:
-                tries, waiting.reason = tries + 1, f", {reason_of(error)}"
+                tries, read.reason = tries + 1, f", {reason_of(error)}"
                 if not is_passing(error):
                     raise StoreError(
                         f"{what}: cannot be read ({reason_of(error)}); check that it is there and may be read"
@@ -89,31 +90,71 @@ def retried(
 
 
 @final
-class _Waiting:
-    """What is known of something that is being read."""
+class _Read:
+    """Something that is being read.
 
-    told_at = float("-inf")
-    """When it was last said of anything that it takes long."""
+    Args:
+        what: its name.
+        deadline: seconds that it is tried for.
+    """
 
-    reason = ""
+    def __init__(self, what: str, deadline: float) -> None:
+        self.what = what
+        self.deadline = deadline
+        self.begun = time.monotonic()
+        self.reason = ""
 
 
-@contextmanager
-def _told(what: str, deadline: float) -> Iterator[_Waiting]:
-    """Have the log say that what happens meanwhile takes long; a first attempt alone may take a minute to fail."""
-    waiting, over = _Waiting(), threading.Event()
+@final
+class _SlowReads:
+    """Has the log say what takes long, for a first attempt alone may take a minute to fail; one thread watches all."""
 
-    def tell() -> None:
-        if over.wait(_TELL_SECONDS) or time.monotonic() < _Waiting.told_at + _TELL_AGAIN_SECONDS:
-            return
-        _Waiting.told_at = time.monotonic()
-        left = max(0.0, deadline - _TELL_SECONDS)
-        logger.warning(
-            "%s: not read in %g s%s; it is tried again for up to %.0f s more", what, _TELL_SECONDS, waiting.reason, left
-        )
+    def __init__(self) -> None:
+        self._forget()
 
-    threading.Thread(target=tell, name="streamsft-waiting", daemon=True).start()
-    try:
-        yield waiting
-    finally:
-        over.set()
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._reads: dict[_Read, None] = {}  # the oldest first
+        self._watched = False
+        self._told_at = float("-inf")
+
+    @contextmanager
+    def watching(self, what: str, deadline: float) -> Iterator[_Read]:
+        """What is done meanwhile reads `what`."""
+        if self._process != os.getpid():  # a fork, which has no threads, and whose parent may have held the lock
+            self._forget()
+        read = _Read(what, deadline)
+        with self._lock:
+            self._reads[read] = None
+            begin, self._watched = not self._watched, True
+        if begin:
+            threading.Thread(target=self._watch, name="streamsft-waiting", daemon=True).start()
+        try:
+            yield read
+        finally:
+            with self._lock:
+                self._reads.pop(read, None)
+
+    def _watch(self) -> None:
+        """Look at the oldest read whenever it may have become a slow one, until there is none."""
+        while True:
+            with self._lock:
+                read = next(iter(self._reads), None)
+                if read is None:
+                    self._watched = False
+                    return
+                left = read.begun + _TELL_SECONDS - time.monotonic()
+                if left <= 0:
+                    del self._reads[read]
+            if left > 0:
+                time.sleep(left)
+            elif time.monotonic() >= self._told_at + _TELL_AGAIN_SECONDS:
+                self._told_at = time.monotonic()
+                logger.warning(
+                    "%s: not read in %g s%s; it is tried again for up to %.0f s more",
+                    *(read.what, _TELL_SECONDS, read.reason, max(0.0, read.deadline - _TELL_SECONDS)),
+                )
+
+
+_slow: Final = _SlowReads()

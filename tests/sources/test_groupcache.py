@@ -8,11 +8,12 @@ from itertools import count
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from streamsft.errors import StoreError
-from streamsft.sources import groupcache
 from streamsft.sources.blockrows import DecodedBlock
 from streamsft.sources.groupcache import GroupCache
+from streamsft.sources.groupfetch import Decode
 from tests.forking import in_child
 
 SIZE = 100 * 5 + 2 * 8
@@ -23,31 +24,40 @@ def block(group: int) -> DecodedBlock:
 
 
 class Fetches:
-    """Counts what is fetched; holds fetches back while `gate` is closed."""
+    """Counts what is fetched, and what is decoded; holds fetches back while `gate` is closed."""
 
     def __init__(self) -> None:
+        self.begun: list[int] = []
         self.done: list[int] = []
+        self.decoded: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.arrived = threading.Semaphore(0)
         self.failure: Callable[[int], BaseException | None] = lambda group: None
 
-    def __call__(self, group: int) -> DecodedBlock:
+    def __call__(self, group: int) -> Decode:
+        self.begun.append(group)
         self.arrived.release()
         assert self.gate.wait(30)
         if (error := self.failure(group)) is not None:
             raise error
         self.done.append(group)
-        return block(group)
+
+        def decode() -> DecodedBlock:
+            self.decoded.append(group)
+            return block(group)
+
+        return decode
 
     def cache(self, memory: int = 100 * SIZE, ahead: int = 0, threads: int = 4, deadline: float = 30.0) -> GroupCache:
         return GroupCache(self, lambda group: SIZE, memory=memory, ahead=ahead, threads=threads, deadline=deadline)
 
 
 def settle(cache: GroupCache) -> None:
-    """Wait until nothing is under way."""
+    """Have what is expected fetched, and wait until nothing is under way."""
+    cache.get([])
     with cache._changed:
-        assert cache._changed.wait_for(lambda: not cache._flights and cache._next_ahead() is None, 30)
+        assert cache._changed.wait_for(lambda: not cache._fetcher.flights, 30)
 
 
 def numbers(blocks: list[DecodedBlock]) -> list[int]:
@@ -134,23 +144,66 @@ def test_what_is_still_to_be_read_stays_longest() -> None:
     assert sorted(fetches.done) == [0, 1, 2, 3]
 
 
-def test_what_is_waited_for_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groupcache, "_CORES", 2)
+def test_what_is_kept_and_read_again_soon_counts_as_fetched_ahead() -> None:
     fetches = Fetches()
+    cache = fetches.cache(memory=2 * SIZE, ahead=2 * SIZE)
+    cache.get([0, 1])
+    cache.expect(0, [(2, 0), (3, 0), (0, 100), (1, 200), (4, 300)])
+    cache.get([2, 3])  # 0 and 1 make room, and are not fetched again
+    cache.expect(0, [(0, 0), (1, 0), (4, 100)])
+    cache.get([0, 1])
+    assert sorted(fetches.done) == [0, 1, 2, 3]
+
+
+def test_what_is_read_last_makes_room_for_what_is_read_before() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=2 * SIZE, ahead=SIZE)
+    cache.get([0, 1])
+    cache.expect(0, [(5, 1)])
+    settle(cache)
+    cache.expect(0, [(2, 0), (3, 0), (1, 100), (5, 200)])
+    cache.get([2, 3])
+    assert set(cache._kept) == {2, 3}
+    assert set(cache._early) == {1}
+
+
+def test_what_comes_later_is_fetched_when_something_is_asked_for() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=9 * SIZE, threads=2)
     fetches.gate.clear()
-    cache = fetches.cache(ahead=4 * SIZE)
-    thread = threading.Thread(target=cache.get, args=([0, 1],))
-    thread.start()
+    cache.expect(0, [(0, 0), (10, 5), (11, 10)])
+    cache.expect(1, [(1, 0), (20, 5), (21, 10)])
     for _ in range(2):
         assert fetches.arrived.acquire(timeout=30)
-    cache.expect(0, [(0, 0), (1, 0), (5, 1)])
-    with cache._changed:
-        assert set(cache._flights) == {0, 1}
-        assert cache._next_ahead() is None
+    assert set(fetches.begun) == {0, 1}
     fetches.gate.set()
-    thread.join(30)
+    assert numbers(cache.get([0, 1])) == [0, 1]
     settle(cache)
-    assert sorted(fetches.done) == [0, 1, 5]
+    assert sorted(fetches.done) == [0, 1, 10, 11, 20, 21]
+
+
+@settings(deadline=None)
+@given(
+    groups=st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    memory=st.integers(1, 6),
+    ahead=st.integers(0, 6),
+    told=st.integers(0, 8),
+    threads=st.integers(1, 4),
+)
+def test_whatever_is_expected_the_right_groups_come_within_the_bounds(
+    groups: list[int], memory: int, ahead: int, told: int, threads: int
+) -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=memory * SIZE, ahead=ahead * SIZE, threads=threads)
+    for at, group in enumerate(groups):
+        cache.expect(0, [(later, before) for before, later in enumerate(groups[at : at + told])])
+        assert numbers(cache.get([group])) == [group]
+        with cache._changed:
+            assert cache._kept_bytes == len(cache._kept) * SIZE <= memory * SIZE
+            assert cache._early_bytes == len(cache._early) * SIZE <= ahead * SIZE
+            assert not cache._kept.keys() & cache._early.keys()
+    cache.close()
+    assert set(fetches.decoded) == set(groups)
 
 
 def test_readers_share_the_depth_by_who_is_first_in_need() -> None:
@@ -158,6 +211,7 @@ def test_readers_share_the_depth_by_who_is_first_in_need() -> None:
     cache = fetches.cache(ahead=4 * SIZE, threads=1)
     fetches.gate.clear()
     cache.expect(0, [(10, 100), (11, 200)])
+    cache.get([])
     assert fetches.arrived.acquire(timeout=30)
     cache.expect(1, [(20, 1), (21, 150)])
     fetches.gate.set()
@@ -209,7 +263,7 @@ def test_after_closing_it_works_again() -> None:
     cache = fetches.cache()
     cache.get([1])
     cache.close()
-    assert not cache._running
+    assert not cache._fetcher.running
     assert numbers(cache.get([2])) == [2]
 
 

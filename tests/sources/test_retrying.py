@@ -51,7 +51,7 @@ def test_the_log_tells_of_what_takes_long_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(retrying, "_TELL_SECONDS", 0.0)
-    monkeypatch.setattr(retrying._Waiting, "told_at", float("-inf"))
+    monkeypatch.setattr(retrying, "_slow", retrying._SlowReads())
     told = threading.Event()
     logger = logging.getLogger("streamsft")
     monkeypatch.setattr(logger, "filter", lambda record: told.set() or True)
@@ -66,6 +66,23 @@ def test_the_log_tells_of_what_takes_long_once(
     assert [record.getMessage() for record in caplog.records] == [
         "s3://b/o: not read in 0 s; it is tried again for up to 120 s more"
     ]
+
+
+def test_one_thread_watches_all_reads_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "_TELL_SECONDS", 1.0)
+    monkeypatch.setattr(retrying, "_slow", retrying._SlowReads())
+
+    def watchers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "streamsft-waiting"}
+
+    before, seen = watchers(), set[threading.Thread]()
+    for _ in range(100):
+        retried(lambda: retried(lambda: seen.update(watchers() - before), "inner", 1.0), "outer", 1.0)
+    assert 1 <= len(seen) < 5  # of 200 reads
+    for thread in seen:
+        thread.join(60)
+    assert not retrying._slow._watched
+    assert not retrying._slow._reads
 
 
 def test_pauses_differ() -> None:
