@@ -7,8 +7,8 @@ every row; the second time what was found is at hand. Beside it the same rows ar
 fine-tuning scripts hold them. Batches of 32 random rows are then read through `torch.utils.data.DataLoader` with 0 and
 2 workers, and the same rows from `datasets` one by one, both made into tensors; with workers also batches that are
 ready, which is the least that a loader with workers takes. Two workers are compared with `datasets` in this process
-(`ratio_fetch_workers2`) and with `datasets` in two workers (`ratio_fetch_both_workers2`). Last, four workers read 3,000
-batches of a store of about a gigabyte.
+(`ratio_fetch_workers2`) and with `datasets` in two workers (`ratio_fetch_both_workers2`); `_limit` is what the ready
+batches reach. Last, four workers read 3,000 batches of a store of about a gigabyte.
 """
 
 from __future__ import annotations
@@ -217,6 +217,7 @@ def main() -> int:
             in_process = in_process or theirs
             figures["ratio_fetch_workers2" if workers else "ratio_fetch"] = in_process / ours
             if workers:
+                figures["ratio_fetch_workers2_limit"] = in_process / ready
                 figures["ratio_fetch_both_workers2"] = theirs / ours
                 figures["ratio_fetch_both_workers2_limit"] = theirs / ready
             times = f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms, ready made {ready * 1e3:.2f} ms"
