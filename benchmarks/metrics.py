@@ -3,7 +3,7 @@
     python benchmarks/metrics.py [--json] [--quick]
 
 The loader is that of `benchmarks/loader.py`; with metrics, every batch's statistics go to an aggregator, and one in
-1000 steps is logged, which is about twice a second here. A log step: 200 sources and 20 metrics of one's own, one of
+4000 steps is logged, which is about twice a second here. A log step: 200 sources and 20 metrics of one's own, one of
 them a quantile sketch, on two ranks.
 """
 
@@ -25,7 +25,7 @@ import streamsft as ss
 
 SOURCES = 200
 METRICS = 20
-LOG_EVERY = 1000
+LOG_EVERY = 4000
 LOG_STEPS = 8
 
 
