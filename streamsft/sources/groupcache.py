@@ -137,6 +137,8 @@ class GroupCache:
 
     def close(self) -> None:
         """End the threads. Groups can still be asked for, which starts them again."""
+        if self._process != os.getpid():
+            return  # they are the parent's
         with self._changed:
             running = self._fetcher.close()
         stop = time.monotonic() + _LEAVE

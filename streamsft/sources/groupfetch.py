@@ -101,8 +101,13 @@ class GroupFetcher:
         todo += min(self._free_decoders, len(self.flights) - todo)
         for _ in range(min(todo - self._idle, self._threads - len(self.running))):
             thread = threading.Thread(target=self._run, name="streamsft-groups", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self.running:
+                    raise
+                break  # no more threads can be had: those that there are do it
             self.running.add(thread)
-            thread.start()
         self._changed.notify(todo)
 
     def close(self) -> list[threading.Thread]:

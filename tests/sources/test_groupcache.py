@@ -258,6 +258,12 @@ def test_a_fork_starts_anew() -> None:
     assert in_child(lambda: numbers(cache.get([1, 2])) == [1, 2] and sorted(fetches.done) == [1, 1, 2])
 
 
+def test_a_fork_closes_without_the_lock_of_its_parent() -> None:
+    cache = Fetches().cache()
+    with cache._changed:  # as a thread of the parent may hold it
+        assert in_child(lambda: cache.close() is None)
+
+
 def test_after_closing_it_works_again() -> None:
     fetches = Fetches()
     cache = fetches.cache()

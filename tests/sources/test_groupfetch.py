@@ -151,3 +151,31 @@ def test_closed_it_finishes_what_is_waited_for() -> None:
     for thread in threads:
         thread.join(30)
     assert sorted(storage.landed) == [0, 1, 3]
+
+
+def test_where_no_more_threads_can_be_had_those_there_are_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(threads=4)
+    storage.let(fetches=3, decodes=3)
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def first_alone(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", first_alone)
+    storage.add(0, 1, 2)
+    storage.wait_until(landed=3)
+    assert storage.most_fetching == 1
+
+
+def test_where_no_thread_can_be_had_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    storage = Storage(threads=4)
+    with pytest.raises(RuntimeError, match="can't start"):
+        storage.add(0)
+    assert not storage.fetcher.running
