@@ -15,7 +15,7 @@ from typing import Final, final
 
 from streamsft.errors import StoreError
 
-__all__ = ["GATE", "ForkGate"]
+__all__ = ["GATE", "RENEWING", "ForkGate", "ForkLock"]
 
 _LONGEST: Final = 60.0  # seconds; clients give up by themselves after some
 
@@ -81,3 +81,25 @@ class ForkGate:
 GATE: Final = ForkGate()
 """The one of this process."""
 GATE.watch_forks()
+
+
+@final
+class ForkLock:
+    """A lock that is free in a process that was forked off, whoever held it in the parent. Lives as long as it."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+RENEWING: Final = ForkLock()
+"""Held while something makes anew what it must not use of the process that this one was forked off from."""

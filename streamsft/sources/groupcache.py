@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 from streamsft.errors import StoreError
 from streamsft.sources.blockrows import DecodedBlock
+from streamsft.sources.forkgate import RENEWING
 from streamsft.sources.groupfetch import Decode, Flight, GroupFetcher
 
 __all__ = ["GroupCache"]
@@ -21,6 +22,7 @@ __all__ = ["GroupCache"]
 _log = logging.getLogger("streamsft")
 
 _MOST_EXPECTED: Final = 128  # groups that one reader is asked for, however small they are
+_SILENT: Final = 64  # words of each other reader, on average, after which one that says nothing is taken to be gone
 _LEAVE: Final = 2.0  # seconds that the end of the process waits for fetches under way
 _GRACE: Final = 5.0  # seconds beyond the deadline that a fetch may take to give up by itself
 
@@ -39,7 +41,7 @@ class GroupCache:
         memory: bytes of used groups to keep; the last one used is kept in any case.
         ahead: bytes of groups to fetch before they are needed; 0 fetches none.
         threads: fetches at a time.
-        deadline: seconds after which waiting for a group is given up.
+        deadline: seconds without any group after which waiting for them is given up.
     """
 
     def __init__(
@@ -65,7 +67,6 @@ class GroupCache:
         _close_at_exit(self)
 
     def _forget(self) -> None:
-        self._process = os.getpid()
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._fetcher = GroupFetcher(self._fetch, self._landed, lock, self._threads)
@@ -74,8 +75,12 @@ class GroupCache:
         self._early: dict[int, DecodedBlock] = {}
         self._early_bytes = 0
         self._expected: dict[int, list[tuple[int, int]]] = {}
+        self._spoken: dict[int, int] = {}  # how often any had spoken when a reader last did; the latest at the end
+        self._words = 0
         self._plan: dict[int, int] = {}  # groups that are read next, in that order, and the rows that are read before
         self._failed: set[int] = set()
+        self._ended = False
+        self._process = os.getpid()
 
     def get(self, groups: Sequence[int]) -> list[DecodedBlock]:
         """The groups, all at once: those that are not here are fetched side by side.
@@ -86,14 +91,16 @@ class GroupCache:
         self._revive()
         begun = time.monotonic()
         with self._changed:
-            here = sorted(groups, key=self._early.__contains__)  # to keep one more may put out another of them
-            found = {group: block for group in here if (block := self._used(group)) is not None}
+            found = self._used(groups)
             self.hits += len(found)
-            flights = [self._fetcher.add(one, self._size(one), demanded=True) for one in groups if one not in found]
+            flights = [self._fetcher.demand(one, self._size(one)) for one in groups if one not in found]
             self._fill()
-            if flights:
-                self._wait(flights, begun)
-                self.seconds_waiting += time.monotonic() - begun
+            try:
+                if flights:
+                    self._wait(flights)
+                    self.seconds_waiting += time.monotonic() - begun
+            finally:
+                self._fetcher.release(flights)
         if (error := next((flight.error for flight in flights if flight.error is not None), None)) is not None:
             raise error
         found |= {flight.group: flight.block for flight in flights if flight.block is not None}
@@ -112,7 +119,7 @@ class GroupCache:
             if total >= self._ahead or len(wanted) >= _MOST_EXPECTED:
                 break
         with self._changed:
-            self._expected[reader] = wanted
+            self._hear(reader, wanted)
             self._check_room()
             self._plan = {}
             for before, group in sorted(one for wanted in self._expected.values() for one in wanted):
@@ -121,6 +128,15 @@ class GroupCache:
                 self._keep(group, self._early_out(group), used=False)  # no longer to come
             self._failed.clear()
             self._fill(at_once=True)
+
+    def _hear(self, reader: int, wanted: list[tuple[int, int]]) -> None:
+        """Have a reader's word stand for what it said before, and forget readers that are gone."""
+        self._words += 1
+        self._spoken.pop(reader, None)
+        self._spoken[reader] = self._words
+        self._expected[reader] = wanted
+        while self._words - self._spoken[silent := next(iter(self._spoken))] > _SILENT * len(self._spoken):
+            del self._spoken[silent], self._expected[silent]
 
     def _check_room(self) -> None:
         """Say it once when what is being drawn from does not fit."""
@@ -135,23 +151,30 @@ class GroupCache:
                 f"{self._memory:,}",
             )
 
-    def close(self) -> None:
-        """End the threads. Groups can still be asked for, which starts them again."""
+    def close(self, *, for_good: bool = False) -> None:
+        """End the threads. Groups can still be asked for, which starts them again.
+
+        Args:
+            for_good: nothing is fetched ahead any more.
+        """
         if self._process != os.getpid():
             return  # they are the parent's
         with self._changed:
+            self._ended = for_good
             running = self._fetcher.close()
         stop = time.monotonic() + _LEAVE
         for thread in running:
             thread.join(max(0.0, stop - time.monotonic()))
 
-    def _used(self, group: int) -> DecodedBlock | None:
-        if group in self._early:
-            self._keep(group, self._early_out(group))
-        if group not in self._kept:
-            return None
-        self._kept.move_to_end(group)
-        return self._kept[group]
+    def _used(self, groups: Sequence[int]) -> dict[int, DecodedBlock]:
+        """Those of the groups that are here; all are looked for before one makes room for another."""
+        found = {group: self._kept[group] for group in groups if group in self._kept}
+        for group in found:
+            self._kept.move_to_end(group)
+        early = {group: self._early_out(group) for group in groups if group in self._early}
+        for group, block in early.items():
+            self._keep(group, block)
+        return found | early
 
     def _early_out(self, group: int) -> DecodedBlock:
         block = self._early.pop(group)
@@ -173,26 +196,30 @@ class GroupCache:
         """Keep what is read again as if it had been fetched ahead, in place of what is read later than that."""
         self._early[group] = block
         self._early_bytes += block.nbytes
-        while self._early and self._early_bytes + self._fetcher.bytes_ahead > self._ahead:
+        while len(self._early) > 1 and self._early_bytes + self._fetcher.bytes_ahead > self._ahead:
             self._early_out(max(self._early, key=lambda other: self._plan.get(other, 0)))
 
     def _least_needed(self) -> int:
         """Which of the groups that are kept is to go; never the one that was used last, which is needed now."""
-        *others, _ = self._kept
-        unplanned = next((group for group in others if group not in self._plan), None)
-        return max(others, key=self._plan.__getitem__) if unplanned is None else unplanned
+        last = next(reversed(self._kept))
+        for group in self._kept:
+            if group not in self._plan and group != last:
+                return group
+        return max((group for group in self._kept if group != last), key=self._plan.__getitem__)
 
-    def _wait(self, flights: Sequence[Flight], begun: float) -> None:
+    def _wait(self, flights: Sequence[Flight]) -> None:
         """Wait for all flights, or the first error among them."""
-        while not all(flight.over for flight in flights) and not any(flight.error for flight in flights):
-            left = begun + self._deadline + _GRACE - time.monotonic()
-            if left <= 0:
+        pending, since = len(flights), time.monotonic()
+        while (left := sum(not flight.over for flight in flights)) and not any(flight.error for flight in flights):
+            if left < pending:
+                pending, since = left, time.monotonic()
+            if (seconds := since + self._deadline + _GRACE - time.monotonic()) <= 0:
                 group = next(flight.group for flight in flights if not flight.over)
                 raise StoreError(
                     f"row group {group} did not come within {self._deadline + _GRACE:g} s; see that the storage "
                     "answers, then start the same command again: it goes on from the last checkpoint"
                 )
-            self._changed.wait(left)
+            self._changed.wait(seconds)
 
     def _fill(self, *, at_once: bool = False) -> None:
         """Fetch ahead, soonest first, what there is room for.
@@ -204,7 +231,7 @@ class GroupCache:
         # A group that is kept may have to go before it is used: it stays in the plan, to be looked at again.
         taken = self._early_bytes + self._fetcher.bytes_ahead
         for group, before in self._plan.items():
-            if self._fetcher.free <= 0 or (at_once and before):
+            if self._fetcher.free <= 0 or self._fetcher.closed or (at_once and before):
                 break
             if group in self._kept or group in self._early or group in self._fetcher.flights or group in self._failed:
                 continue
@@ -219,19 +246,20 @@ class GroupCache:
     def _landed(self, flight: Flight) -> None:
         if flight.block is None:
             self._failed.add(flight.group)  # not fetched ahead again, but when it is asked for
-        elif flight.demanded:
+        elif flight.waiting:
             self._keep(flight.group, flight.block)
         else:
             self._early[flight.group] = flight.block
             self._early_bytes += flight.block.nbytes
-        if not self._fetcher.closed:
-            self._fill()
+        self._fill()
         self._changed.notify_all()
 
     def _revive(self) -> None:
-        if self._process != os.getpid():  # a fork, which has no threads, and whose parent may have held the lock
-            self._forget()
-        self._fetcher.closed = False
+        if self._process != os.getpid():
+            with RENEWING:
+                if self._process != os.getpid():  # a fork has no threads, and one of its parent may have held the lock
+                    self._forget()
+        self._fetcher.closed = self._ended
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a cache of groups stays in its process")
@@ -249,4 +277,4 @@ def _close_at_exit(cache: GroupCache) -> None:
 
 def _close_all() -> None:
     for cache in list(_caches):
-        cache.close()
+        cache.close(for_good=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from streamsft.sources.blockrows import DecodedBlock
@@ -26,19 +26,18 @@ class Flight:
     Attributes:
         group: its number.
         size: its bytes in memory, more or less.
-        demanded: whether it is waited for.
+        waiting: how many wait for it.
         decode: makes it of its bytes; None until these are there.
         block: the group, once it is decoded.
         error: why it did not come.
     """
 
-    __slots__ = ("block", "decode", "demanded", "error", "group", "size", "taken")
+    __slots__ = ("block", "decode", "error", "group", "size", "waiting")
 
-    def __init__(self, group: int, size: int, *, demanded: bool) -> None:
+    def __init__(self, group: int, size: int) -> None:
         self.group = group
         self.size = size
-        self.demanded = demanded
-        self.taken = False  # by a thread
+        self.waiting = 0
         self.decode: Decode | None = None
         self.block: DecodedBlock | None = None
         self.error: BaseException | None = None
@@ -76,6 +75,11 @@ class GroupFetcher:
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._threads = threads
+        self._queues: dict[tuple[bool, bool], dict[int, Flight]] = {
+            (come, demanded): {} for come in (False, True) for demanded in (False, True)
+        }
+        self._demanded = 0
+        self.bytes_ahead = 0
         self._decoding = 0
         self._idle = 0
 
@@ -84,21 +88,52 @@ class GroupFetcher:
         """Fetches that could be begun at once."""
         return self._threads - len(self.flights)
 
-    @property
-    def bytes_ahead(self) -> int:
-        """Bytes of the groups on their way that are not waited for."""
-        return sum(flight.size for flight in self.flights.values() if not flight.demanded)
-
-    def add(self, group: int, size: int, *, demanded: bool = False) -> Flight:
-        """Have a group fetched, or told that it is waited for, once `wake` is called."""
-        flight = self.flights.setdefault(group, Flight(group, size, demanded=demanded))
-        flight.demanded = flight.demanded or demanded
+    def add(self, group: int, size: int) -> Flight:
+        """Have a group fetched that is not on its way, once `wake` is called."""
+        flight = self.flights[group] = Flight(group, size)
+        self.bytes_ahead += size
+        self._queue(flight)
         return flight
+
+    def demand(self, group: int, size: int) -> Flight:
+        """Have a group fetched before all that is not waited for, once `wake` is called."""
+        flight = self.flights.get(group) or self.add(group, size)
+        self._change(flight, 1)
+        return flight
+
+    def release(self, flights: Sequence[Flight]) -> None:
+        """Have them no longer waited for by who demanded them; what nobody needs and no thread has begun is left."""
+        for flight in flights:
+            if not flight.over:
+                self._change(flight, -1)
+                if not flight.waiting and flight.decode is None and flight.group in self._queues[False, False]:
+                    self._drop(flight)
+
+    def _change(self, flight: Flight, by: int) -> None:
+        queued = self._queues[flight.decode is not None, flight.waiting > 0].pop(flight.group, None) is not None
+        before, flight.waiting = flight.waiting, flight.waiting + by
+        if (before > 0) != (flight.waiting > 0):
+            self._demanded += by
+            self.bytes_ahead -= by * flight.size
+        if queued:
+            self._queue(flight)
+
+    def _queue(self, flight: Flight) -> None:
+        self._queues[flight.decode is not None, flight.waiting > 0][flight.group] = flight
+
+    def _drop(self, flight: Flight) -> None:
+        """Have a flight no longer on its way."""
+        self._queues[flight.decode is not None, flight.waiting > 0].pop(flight.group, None)
+        del self.flights[flight.group]
+        if flight.waiting:
+            self._demanded -= 1
+        else:
+            self.bytes_ahead -= flight.size
 
     def wake(self) -> None:
         """Have threads do what there is to do."""
-        todo = sum(flight.decode is None for flight in self.flights.values() if not flight.taken)
-        todo += min(self._free_decoders, len(self.flights) - todo)
+        come, absent = (sum(len(self._queues[come, one]) for one in (False, True)) for come in (True, False))
+        todo = absent + min(self._free_decoders, come)
         for _ in range(min(todo - self._idle, self._threads - len(self.running))):
             thread = threading.Thread(target=self._run, name="streamsft-groups", daemon=True)
             try:
@@ -113,15 +148,14 @@ class GroupFetcher:
     def close(self) -> list[threading.Thread]:
         """Have the threads end, which are returned; what no thread has begun and nobody waits for is not fetched."""
         self.closed = True
-        for flight in [flight for flight in self.flights.values() if not flight.taken and not flight.demanded]:
-            del self.flights[flight.group]
+        for flight in [*self._queues[False, False].values(), *self._queues[True, False].values()]:
+            self._drop(flight)
         self._changed.notify_all()
         return list(self.running)
 
     @property
     def _free_decoders(self) -> int:
-        hurry = self.hurry or any(flight.demanded for flight in self.flights.values())
-        cores = _CORES if hurry else max(1, _CORES - 1)
+        cores = _CORES if self.hurry or self._demanded else max(1, _CORES - 1)
         return max(0, cores - self._decoding)
 
     def _run(self) -> None:
@@ -130,7 +164,6 @@ class GroupFetcher:
             until = time.monotonic() + _IDLE
             while True:
                 if (flight := self._next()) is not None:
-                    flight.taken = True
                     self.wake()  # others, for what is left
                     self._step(flight)
                     until = time.monotonic() + _IDLE
@@ -143,30 +176,30 @@ class GroupFetcher:
                     self._idle -= 1
 
     def _next(self) -> Flight | None:
-        """What to do next: decode what is needed first of what has come, else fetch."""
-        waiting = [flight for flight in self.flights.values() if not flight.taken]
-        waiting.sort(key=lambda flight: not flight.demanded)
-        come = (flight for flight in waiting if flight.decode is not None)
-        if self._free_decoders and (flight := next(come, None)) is not None:
-            return flight
-        return next((flight for flight in waiting if flight.decode is None), None)
+        """What to do next, taken from its queue: decode what is needed first of what has come, else fetch."""
+        for come in (True, False) if self._free_decoders else (False,):
+            for demanded in (True, False):
+                if queue := self._queues[come, demanded]:
+                    return queue.pop(next(iter(queue)))
+        return None
 
     def _step(self, flight: Flight) -> None:
         """Fetch or decode, without the lock."""
-        decode, block, failure = flight.decode, None, None
-        self._decoding += decode is not None
+        come, block, failure = flight.decode is not None, None, None
+        self._decoding += come
         self._lock.release()
         try:
-            if decode is not None:
-                block = decode()
+            if flight.decode is not None:
+                block = flight.decode()
             else:
                 flight.decode = self._fetch(flight.group)
         except BaseException as error:
             failure = error  # raised where the group is waited for
         self._lock.acquire()
-        self._decoding -= decode is not None
-        flight.taken = False
+        self._decoding -= come
         flight.block, flight.error = block, failure
         if flight.over:
-            del self.flights[flight.group]
+            self._drop(flight)
             self._landed(flight)
+        else:
+            self._queue(flight)

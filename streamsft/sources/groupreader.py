@@ -15,6 +15,7 @@ from streamsft.errors import StoreError
 from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
+from streamsft.sources.forkgate import RENEWING
 from streamsft.sources.objects import Objects
 from streamsft.sources.rawbytes import RandomAccess
 from streamsft.sources.retrying import retried
@@ -51,14 +52,16 @@ class GroupReader:
         return GroupReader, (self._objects, files, self._deadline)
 
     def _forget(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._metadata: OrderedDict[int, Any] = OrderedDict()
+        self._process = os.getpid()
 
     def metadata(self, file: int) -> Any:
         """The parsed footer of file number `file`."""
         if self._process != os.getpid():
-            self._forget()
+            with RENEWING:
+                if self._process != os.getpid():
+                    self._forget()
         with self._lock:
             if file not in self._metadata:
                 self._metadata[file] = metadata_of(self._files[file])

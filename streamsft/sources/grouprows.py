@@ -15,6 +15,7 @@ from streamsft.errors import ConfigError, StoreError
 from streamsft.sources.blockrows import Block, DecodedBlock
 from streamsft.sources.carried import values_of
 from streamsft.sources.footers import RemoteFile
+from streamsft.sources.forkgate import RENEWING
 from streamsft.sources.groupcache import GroupCache
 from streamsft.sources.groupfetch import Decode
 from streamsft.sources.groupindex import GroupIndex, Seen, content_of
@@ -101,16 +102,24 @@ class GroupRows:
 
     def _begin(self) -> None:
         """Have nothing open."""
-        self._process = os.getpid()
         self._opening = threading.Lock()
         self._cache: GroupCache | None = None
         self._counts = _Counts()
+        self._reader = GroupReader(self._objects, self.index.files, self._options.deadline)
+        self._carried: dict[int, int] = {}
+        self._process = os.getpid()
+
+    def _begin_here(self) -> None:
+        """In a process that was forked off, have nothing open of its parent."""
+        if self._process != os.getpid():
+            with RENEWING:
+                if self._process != os.getpid():
+                    self._begin()
 
     @property
     def io(self) -> dict[str, int]:
         """What this process has read so far; see `IO_COUNTS`."""
-        if self._process != os.getpid():
-            self._begin()
+        self._begin_here()
         counts, cache = self._counts, self._cache
         values = (counts.bytes, counts.groups, counts.rows, counts.served, cache.hits if cache else 0, counts.tier,
                   round(cache.seconds_waiting * 1e6) if cache else 0)  # fmt: skip
@@ -164,13 +173,11 @@ class GroupRows:
 
     @property
     def _groups(self) -> GroupCache:
-        if self._process != os.getpid():
-            self._begin()
+        self._begin_here()
         with self._opening:
             if self._cache is None:
-                reader = GroupReader(self._objects, self.index.files, self._options.deadline)
                 self._cache = GroupCache(
-                    lambda group: self._fetch(reader, group),
+                    self._fetch,
                     self._size,
                     memory=int(self._options.memory),
                     ahead=int(self._options.prefetch),
@@ -196,13 +203,28 @@ class GroupRows:
     def _size(self, group: int) -> int:
         bounds, index = self.index.bounds, self.index.sidecar.index
         rows = int(bounds[group + 1] - bounds[group])
-        return 5 * int(index.bounds[bounds[group + 1]] - index.bounds[bounds[group]]) + 8 * (rows + 1)
+        tokens = int(index.bounds[bounds[group + 1]] - index.bounds[bounds[group]])
+        return 5 * tokens + 8 * (rows + 1) + self._carried_size(group)
+
+    def _carried_size(self, group: int) -> int:
+        """Bytes of what travels with the rows of a group, as its file has them uncompressed."""
+        carried = self.index.sidecar.carried
+        if carried and group not in self._carried:
+            block = self.index.sidecar.blocks[group]
+            chunks = self._reader.metadata(block.file).row_group(block.number)
+            columns = map(chunks.column, range(chunks.num_columns))
+            self._carried[group] = sum(
+                int(column.total_uncompressed_size)
+                for column in columns
+                if column.path_in_schema.split(".")[0] in carried
+            )
+        return self._carried.get(group, 0)
 
     def _file_of(self, group: int) -> str:
         assert self._disk is not None
         return self._disk.name(self.index.content(group))
 
-    def _fetch(self, reader: GroupReader, group: int) -> Decode:
+    def _fetch(self, group: int) -> Decode:
         """A group, from the tier or from its object."""
         if self._disk is not None:
             kept = self._disk.get(self._file_of(group))
@@ -214,8 +236,8 @@ class GroupRows:
                 self._disk.discard(self._file_of(group))
         block = self.index.sidecar.blocks[group]
         where = self.index.sidecar.manifest.files[block.file]
-        columns = StoreColumns.of(reader.schema(block.file), where, self._extras)
-        read = reader.fetch(block, columns.read)
+        columns = StoreColumns.of(self._reader.schema(block.file), where, self._extras)
+        read = self._reader.fetch(block, columns.read)
         return lambda: self._decoded(group, read, columns)
 
     def _decoded(

@@ -140,7 +140,8 @@ class DiskTier:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 lock = stack.enter_context(open(self.folder / _LOCK, "ab"))
-                fcntl.flock(lock, fcntl.LOCK_EX)  # of this open file, so it is for threads too; closing ends it
+                fcntl.flock(lock, fcntl.LOCK_EX)  # of this open file, so it is for threads too
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # which closing leaves to a fork that has it open too
             yield
 
     def discard(self, name: str) -> None:

@@ -141,10 +141,26 @@ class _Fsspec:
         return path
 
     def is_file(self, path: str) -> bool:
-        return bool(self._filesystem.isfile(path))
+        try:  # fsspec's own `isfile` takes any error for a no
+            return bool(self._filesystem.info(path)["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def files(self, folder: str) -> list[str]:
-        return [str(path) for path in self._filesystem.find(folder)]
+        found: list[str] = []
+        folders = [folder]
+        while folders:  # fsspec's own `find` leaves out what cannot be listed
+            place = folders.pop()
+            try:
+                listed = self._filesystem.ls(place, detail=True)
+            except FileNotFoundError:
+                if place == folder:
+                    return []
+                raise
+            inside = [info for info in listed if info["name"].rstrip("/") != place.rstrip("/")]
+            folders += [str(info["name"]) for info in inside if info["type"] == "directory"]
+            found += [str(info["name"]) for info in inside if info["type"] != "directory"]
+        return sorted(found)
 
     def open(self, path: str) -> OpenObject:
         self._filesystem.invalidate_cache()  # a listing that was kept would hide a change

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from streamsft.errors import StoreError
 from streamsft.sources.addresses import MAGIC, is_address, pattern_of, shown
-from streamsft.sources.forkgate import GATE
+from streamsft.sources.forkgate import GATE, ForkLock
 from streamsft.sources.objectclients import Client, OpenObject, client_of
 
 __all__ = ["UNFINISHED", "Location", "Objects"]
@@ -24,6 +24,8 @@ Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 UNFINISHED: Final = "_unfinished"
 """The object that a folder holds while a store is written there."""
+
+_making: Final = ForkLock()
 
 
 @final
@@ -125,16 +127,24 @@ class Objects:
         return self._of().open(path)
 
     def _of(self) -> Client:
-        forked = self._process != os.getpid()
-        if self._client is None or forked:
-            self._process = os.getpid()
-            if forked and "fsspec.asyn" in sys.modules:
-                sys.modules["fsspec.asyn"].reset_lock()  # not valid in a process that was forked off
-            local = self._pickled is None and not is_address(self._given[0])
-            with nullcontext() if local else GATE.passing():
-                filesystem = None if self._pickled is None else pickle.loads(self._pickled)
-                self._client = client_of(self._given[0], filesystem)
+        if self._client is None or self._process != os.getpid():
+            with _making:
+                self._make()
+        assert self._client is not None
         return self._client
+
+    def _make(self) -> None:
+        """Have a client of this process."""
+        forked = self._process != os.getpid()
+        if self._client is not None and not forked:
+            return  # another thread has made it meanwhile
+        if forked and "fsspec.asyn" in sys.modules:
+            sys.modules["fsspec.asyn"].reset_lock()  # not valid in a process that was forked off
+        local = self._pickled is None and not is_address(self._given[0])
+        with nullcontext() if local else GATE.passing():
+            filesystem = None if self._pickled is None else pickle.loads(self._pickled)
+            self._client = client_of(self._given[0], filesystem)
+        self._process = os.getpid()  # last, for other threads must not use the parent's
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None, "_filesystem": None}

@@ -9,10 +9,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar, final
 
 from streamsft.errors import StoreError
+from streamsft.sources.forkgate import RENEWING
 
 __all__ = ["is_passing", "reason_of", "retried"]
 
@@ -113,23 +114,26 @@ class _SlowReads:
         self._forget()
 
     def _forget(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._reads: dict[_Read, None] = {}  # the oldest first
         self._watched = False
         self._told_at = float("-inf")
+        self._process = os.getpid()
 
     @contextmanager
     def watching(self, what: str, deadline: float) -> Iterator[_Read]:
         """What is done meanwhile reads `what`."""
-        if self._process != os.getpid():  # a fork, which has no threads, and whose parent may have held the lock
-            self._forget()
+        if self._process != os.getpid():
+            with RENEWING:
+                if self._process != os.getpid():  # a fork has no threads, and one of its parent may have held the lock
+                    self._forget()
         read = _Read(what, deadline)
         with self._lock:
             self._reads[read] = None
-            begin, self._watched = not self._watched, True
-        if begin:
-            threading.Thread(target=self._watch, name="streamsft-waiting", daemon=True).start()
+            if not self._watched:
+                with suppress(RuntimeError):  # no more threads can be had: what is slow is told of later, or not at all
+                    threading.Thread(target=self._watch, name="streamsft-waiting", daemon=True).start()
+                    self._watched = True
         try:
             yield read
         finally:

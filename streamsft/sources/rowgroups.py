@@ -11,6 +11,7 @@ import numpy as np
 
 from streamsft.engine import Engine
 from streamsft.errors import StoreError
+from streamsft.sources.forkgate import RENEWING
 from streamsft.sources.groupindex import GroupIndex, open_index, reopen_index
 from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
@@ -271,26 +272,26 @@ class RowGroupStore:
     @property
     def _rows(self) -> GroupRows:
         if self._opened is None:
-            self._opened = GroupRows(self._objects, self._known, self._extras, self._tier, self._options)
+            known = self._known
+            with RENEWING:
+                self._opened = self._opened or GroupRows(self._objects, known, self._extras, self._tier, self._options)
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        place, digest = self._remembered
         return {
             "name": self._name,
             "objects": self._objects,
             "extras": self._extras,
             "tier": self._tier,
             "options": self._options,
-            "remembered": (place, digest),
-            "index": self._index if place is None else None,
+            "remembered": self._remembered,
+            "index": self._index if self._remembered[0] is None else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._name, self._objects, self._extras = state["name"], state["objects"], state["extras"]
         self._tier, self._options, self._index = state["tier"], state["options"], state["index"]
-        self._remembered = state["remembered"]
-        self._opened = None
+        self._remembered, self._opened = state["remembered"], None
 
 
 def _name_of(location: Location) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -167,6 +168,96 @@ def test_what_is_read_last_makes_room_for_what_is_read_before() -> None:
     assert set(cache._early) == {1}
 
 
+def test_one_group_may_be_ahead_though_it_is_larger_than_the_depth() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=2 * SIZE, ahead=SIZE - 1)
+    cache.get([0, 1])
+    for reader, wanted in enumerate([(0, 50), (1, 60), (9, 1)]):
+        cache.expect(reader, [wanted])
+    settle(cache)
+    assert set(cache._early) == {9}
+    cache.get([5])  # 1 makes room, and is needed after 9
+    assert set(cache._early) == {9}
+    cache.get([9])
+    assert sorted(fetches.done) == [0, 1, 5, 9]
+
+
+def test_what_is_asked_for_with_others_does_not_make_room_for_them() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=2 * SIZE, ahead=2 * SIZE)
+    cache.get([0, 3])
+    cache.expect(0, [(0, 0), (3, 0), (1, 1), (2, 2)])
+    settle(cache)
+    assert numbers(cache.get([1, 2])) == [1, 2]
+    assert sorted(fetches.done) == [0, 1, 2, 3]
+
+
+def test_what_nobody_waits_for_any_more_is_not_fetched() -> None:
+    fetches = Fetches()
+    raised = threading.Event()
+
+    def fail(group: int) -> StoreError | None:
+        if group == 0:
+            return StoreError("no 0")
+        assert raised.wait(30)
+        return None
+
+    fetches.failure = fail
+    cache = fetches.cache(threads=1)
+    with pytest.raises(StoreError, match="no 0"):
+        cache.get(list(range(200)))
+    raised.set()
+    assert numbers(cache.get([500])) == [500]
+    assert len(fetches.begun) <= 3  # the one that had been begun when the first failed comes
+
+
+def test_who_waits_for_the_same_group_still_gets_it() -> None:
+    fetches = Fetches()
+    fetches.gate.clear()
+    fetches.failure = lambda group: StoreError(f"no {group}") if group == 0 else None
+    cache = fetches.cache(threads=1)
+    raised: list[StoreError] = []
+    found: list[int] = []
+
+    def first() -> None:
+        with pytest.raises(StoreError) as error:
+            cache.get([0, 1, 2])
+        raised.append(error.value)
+
+    threads = [threading.Thread(target=first), threading.Thread(target=lambda: found.extend(numbers(cache.get([2]))))]
+    threads[0].start()
+    assert fetches.arrived.acquire(timeout=30)
+    threads[1].start()
+    with cache._changed:
+        assert cache._changed.wait_for(lambda: 2 in cache._fetcher.flights, 30)
+    while cache._fetcher.flights[2].waiting < 2:
+        threads[1].join(0.01)
+    fetches.gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(raised) == 1
+    assert found == [2]
+
+
+def test_the_deadline_is_one_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamsft.sources.groupcache._GRACE", 0.0)
+    fetches = Fetches()
+    fetches.failure = lambda group: time.sleep(0.05)
+    cache = fetches.cache(threads=1, deadline=1.0)
+    assert len(cache.get(list(range(30)))) == 30  # in more than a second
+
+
+def test_at_the_end_of_the_process_nothing_is_fetched_ahead() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=9 * SIZE)
+    cache.close(for_good=True)
+    cache.expect(0, [(0, 0), (1, 1), (2, 2)])
+    assert numbers(cache.get([0])) == [0]
+    for thread in list(cache._fetcher.running):
+        thread.join(30)
+    assert fetches.begun == [0]
+
+
 def test_what_comes_later_is_fetched_when_something_is_asked_for() -> None:
     fetches = Fetches()
     cache = fetches.cache(ahead=9 * SIZE, threads=2)
@@ -227,6 +318,19 @@ def test_what_is_no_longer_expected_makes_room() -> None:
     cache.expect(0, [(3, 1), (4, 2)])
     settle(cache)
     assert sorted(fetches.done) == [1, 2, 3, 4]
+
+
+def test_readers_that_are_gone_take_no_room_for_ever() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(ahead=2 * SIZE)
+    for reader in range(2, 5):
+        cache.expect(reader, [(1000 + reader, 0), (2000 + reader, 1)])
+    for group in range(400):
+        cache.expect(0, [(group, 0), (group + 1, 5), (group + 2, 10)])
+        cache.get([group])
+    settle(cache)
+    assert set(cache._early) == {400, 401}
+    assert set(cache._expected) == {0}
 
 
 def test_an_error_is_raised_where_the_group_is_asked_for() -> None:

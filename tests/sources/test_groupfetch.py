@@ -55,7 +55,10 @@ class Storage:
     def add(self, *groups: int, demanded: bool = False) -> None:
         with self.lock:
             for group in groups:
-                self.fetcher.add(group, 1, demanded=demanded)
+                if demanded:
+                    self.fetcher.demand(group, 1)
+                else:
+                    self.fetcher.add(group, 1)
             self.fetcher.wake()
 
     def wait_until(self, **counts: int) -> None:

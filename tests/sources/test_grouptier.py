@@ -118,3 +118,21 @@ def _size(folder: Path) -> int:
     tier = DiskTier(Tier(dir=folder, budget=1 << 20))
     tier.put("a.arrow", block())
     return tier.used()
+
+
+def test_a_fork_in_the_middle_keeps_nobody_out(tmp_path: Path) -> None:
+    tier = DiskTier(Tier(dir=tmp_path / "t", budget=1 << 20))
+    may_end = os.pipe()
+    with tier._alone():
+        pid = os.fork()
+        if pid == 0:  # has the lock's file open as long as it lives
+            os.read(may_end[0], 1)
+            os._exit(0)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert same(pool.submit(tier.put, "a.arrow", block()).result(timeout=30), block())
+    finally:
+        os.write(may_end[1], b"x")
+        os.waitpid(pid, 0)
+        for end in may_end:
+            os.close(end)

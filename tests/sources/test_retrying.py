@@ -85,6 +85,21 @@ def test_one_thread_watches_all_reads_while_there_are_any(monkeypatch: pytest.Mo
     assert not retrying._slow._reads
 
 
+def test_without_a_thread_to_watch_it_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = retrying._SlowReads()
+    monkeypatch.setattr(retrying, "_slow", slow)
+    with monkeypatch.context() as patch:
+
+        def none(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", none)
+        assert retried(lambda: "read", "o", 1.0) == "read"
+    assert not slow._reads
+    assert not slow._watched
+    assert retried(lambda: slow._watched, "o", 1.0), "a later one is watched again"
+
+
 def test_pauses_differ() -> None:
     first, second = Clock(), Clock()
     for clock in (first, second):
