@@ -196,7 +196,8 @@ class GroupCache:
         """Keep what is read again as if it had been fetched ahead, in place of what is read later than that."""
         self._early[group] = block
         self._early_bytes += block.nbytes
-        while len(self._early) > 1 and self._early_bytes + self._fetcher.bytes_ahead > self._ahead:
+        flying = self._fetcher.bytes_ahead
+        while self._early_bytes + flying > self._ahead and len(self._early) > (0 if flying else 1):
             self._early_out(max(self._early, key=lambda other: self._plan.get(other, 0)))
 
     def _least_needed(self) -> int:
@@ -246,8 +247,8 @@ class GroupCache:
     def _landed(self, flight: Flight) -> None:
         if flight.block is None:
             self._failed.add(flight.group)  # not fetched ahead again, but when it is asked for
-        elif flight.waiting:
-            self._keep(flight.group, flight.block)
+        elif flight.waiting or flight.group not in self._plan:
+            self._keep(flight.group, flight.block, used=flight.waiting > 0)
         else:
             self._early[flight.group] = flight.block
             self._early_bytes += flight.block.nbytes
