@@ -94,8 +94,8 @@ class GroupCache:
             found = self._used(groups)
             self.hits += len(found)
             flights = [self._fetcher.demand(one, self._size(one)) for one in groups if one not in found]
-            self._fill()
             try:
+                self._fill()
                 if flights:
                     self._wait(flights)
                     self.seconds_waiting += time.monotonic() - begun

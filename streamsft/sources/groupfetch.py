@@ -56,6 +56,13 @@ class GroupFetcher:
     once, each would be late. So no more are than there are cores, one of which is left to who reads, but when that one
     waits, or there is a `hurry`. All methods are called under `lock`.
 
+    Attributes:
+        flights: the groups on their way, by number.
+        bytes_ahead: how much of them nobody waits for.
+        running: the threads.
+        hurry: decode on all cores.
+        closed: threads end, once what is waited for has come.
+
     Args:
         fetch: gets a group's bytes; called by several threads.
         landed: called, under `lock`, with each flight that is over.
@@ -67,9 +74,10 @@ class GroupFetcher:
         self, fetch: Callable[[int], Decode], landed: Callable[[Flight], None], lock: threading.Lock, threads: int
     ) -> None:
         self.flights: dict[int, Flight] = {}
-        self.closed = False
-        self.hurry = False
+        self.bytes_ahead = 0
         self.running: set[threading.Thread] = set()
+        self.hurry = False
+        self.closed = False
         self._fetch = fetch
         self._landed = landed
         self._lock = lock
@@ -79,7 +87,6 @@ class GroupFetcher:
             (come, demanded): {} for come in (False, True) for demanded in (False, True)
         }
         self._demanded = 0
-        self.bytes_ahead = 0
         self._decoding = 0
         self._idle = 0
 
