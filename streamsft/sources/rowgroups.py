@@ -52,8 +52,7 @@ class RowGroupStore:
         self._name = check_name(name)
         self._objects = objects
         self._extras = tuple(extras)
-        self._tier = tier
-        self._options = options
+        self._tier, self._options = tier, options
         self._remembered = (index.sidecar.kept, index.digest)
         self._index: GroupIndex | None = index
         self._opened: GroupRows | None = None
