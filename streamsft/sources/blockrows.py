@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
+from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.rowids import RowIds
 from streamsft.sources.storecolumns import StoreColumns, decode
 from streamsft.types import Bools, Int32s, Ints
@@ -75,7 +75,7 @@ class DecodedBlock:
 
 
 @final
-class BlockRows:
+class BlockRows(OfProcess):
     """Rows by number over blocks that are decoded whole, the last ones used being kept in memory.
 
     May be used by several threads at a time, and after a fork.
@@ -94,7 +94,6 @@ class BlockRows:
         self._load = load
         self._budget = budget
         self._first = np.cumsum([0, *(block.rows for block in blocks)])
-        self._forget()
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """Ids int32[n] and masks bool[n] of the rows `index` (int64[k], each in [0, rows)); copies.
@@ -140,8 +139,7 @@ class BlockRows:
             yield self._block(number), places, index[places] - self._first[number]
 
     def _block(self, number: int) -> DecodedBlock:
-        if self._process != os.getpid():  # a fork, whose parent may have held the lock
-            self._forget()
+        self._begin_here()
         with self._lock:
             found = self._kept.get(number)
             if found is None:
@@ -158,8 +156,7 @@ class BlockRows:
             self._kept.move_to_end(number)
             return found
 
-    def _forget(self) -> None:
-        self._process = os.getpid()
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, DecodedBlock] = OrderedDict()
         self._bytes = 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
 from streamsft.errors import StoreError
 
-__all__ = ["GATE", "RENEWING", "ForkGate", "ForkLock"]
+__all__ = ["GATE", "RENEWING", "ForkGate", "ForkLock", "OfProcess"]
 
 _LONGEST: Final = 60.0  # seconds; clients give up by themselves after some
 
@@ -103,3 +104,21 @@ class ForkLock:
 
 RENEWING: Final = ForkLock()
 """Held while something makes anew what it must not use of the process that this one was forked off from."""
+
+
+class OfProcess(ABC):
+    """Holds locks, threads or open files of one process; a process that is forked off from it begins with its own."""
+
+    _process = 0  # none has this number
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Hold nothing yet. What is begun here does not begin anything else of this kind."""
+
+    def _begin_here(self) -> None:
+        """Begin unless this process has; to be called before what `_begin` sets is used."""
+        if self._process != os.getpid():
+            with RENEWING:
+                if self._process != os.getpid():
+                    self._begin()
+                    self._process = os.getpid()  # last: what other threads see begun is whole

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from streamsft.errors import StoreError
 from streamsft.sources.blockrows import DecodedBlock
-from streamsft.sources.forkgate import RENEWING
+from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.groupfetch import Decode, Flight, GroupFetcher
 
 __all__ = ["GroupCache"]
@@ -28,7 +28,7 @@ _GRACE: Final = 5.0  # seconds beyond the deadline that a fetch may take to give
 
 
 @final
-class GroupCache:
+class GroupCache(OfProcess):
     """Groups by number, each decoded once as long as it fits; thread-safe, and empty again in a forked process.
 
     Used groups are kept up to `memory` bytes; first those go that no reader has said it reads next, of these the ones
@@ -63,10 +63,10 @@ class GroupCache:
         self._said = False
         self.hits = 0
         self.seconds_waiting = 0.0
-        self._forget()
+        self._begin_here()
         _close_at_exit(self)
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._fetcher = GroupFetcher(self._fetch, self._landed, lock, self._threads)
@@ -80,7 +80,6 @@ class GroupCache:
         self._plan: dict[int, int] = {}  # groups that are read next, in that order, and the rows that are read before
         self._failed: set[int] = set()
         self._ended = False
-        self._process = os.getpid()
 
     def get(self, groups: Sequence[int]) -> list[DecodedBlock]:
         """The groups, all at once: those that are not here are fetched side by side.
@@ -256,10 +255,7 @@ class GroupCache:
         self._changed.notify_all()
 
     def _revive(self) -> None:
-        if self._process != os.getpid():
-            with RENEWING:
-                if self._process != os.getpid():  # a fork has no threads, and one of its parent may have held the lock
-                    self._forget()
+        self._begin_here()
         self._fetcher.closed = self._ended
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from streamsft.errors import StoreError
 from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
-from streamsft.sources.forkgate import RENEWING
+from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.objects import Objects
 from streamsft.sources.rawbytes import RandomAccess
 from streamsft.sources.retrying import retried
@@ -32,7 +31,7 @@ class _Range(NamedTuple):
 
 
 @final
-class GroupReader:
+class GroupReader(OfProcess):
     """Reads row groups of the files of a store; thread-safe.
 
     Args:
@@ -45,23 +44,18 @@ class GroupReader:
         self._objects = objects
         self._files = files
         self._deadline = deadline
-        self._forget()
 
     def __reduce__(self) -> Any:
         files = [replace(file, footer=bytes(file.footer)) for file in self._files]
         return GroupReader, (self._objects, files, self._deadline)
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._metadata: OrderedDict[int, Any] = OrderedDict()
-        self._process = os.getpid()
 
     def metadata(self, file: int) -> Any:
         """The parsed footer of file number `file`."""
-        if self._process != os.getpid():
-            with RENEWING:
-                if self._process != os.getpid():
-                    self._forget()
+        self._begin_here()
         with self._lock:
             if file not in self._metadata:
                 self._metadata[file] = metadata_of(self._files[file])

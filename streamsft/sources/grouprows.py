@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from streamsft.errors import ConfigError, StoreError
 from streamsft.sources.blockrows import Block, DecodedBlock
 from streamsft.sources.carried import values_of
 from streamsft.sources.footers import RemoteFile
-from streamsft.sources.forkgate import RENEWING
+from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.groupcache import GroupCache
 from streamsft.sources.groupfetch import Decode
 from streamsft.sources.groupindex import GroupIndex, Seen, content_of
@@ -79,7 +78,7 @@ class _Counts:
 
 
 @final
-class GroupRows:
+class GroupRows(OfProcess):
     """The rows of a store that is read by row groups; thread-safe, and opened anew in a forked process.
 
     Args:
@@ -98,23 +97,13 @@ class GroupRows:
         self._extras = tuple(extras)
         self._options = options
         self._disk = None if tier is None else DiskTier(tier)
-        self._begin()
 
     def _begin(self) -> None:
-        """Have nothing open."""
         self._opening = threading.Lock()
         self._cache: GroupCache | None = None
         self._counts = _Counts()
         self._reader = GroupReader(self._objects, self.index.files, self._options.deadline)
         self._carried: dict[int, int] = {}
-        self._process = os.getpid()
-
-    def _begin_here(self) -> None:
-        """In a process that was forked off, have nothing open of its parent."""
-        if self._process != os.getpid():
-            with RENEWING:
-                if self._process != os.getpid():
-                    self._begin()
 
     @property
     def io(self) -> dict[str, int]:
@@ -133,6 +122,7 @@ class GroupRows:
         """See `RowGroupStore.download`."""
         if self._disk is None:
             raise StoreError("tier: there is none to download the store to; give the store one")
+        self._begin_here()
         groups = len(self.index.sidecar.blocks)
         size = sum(self._size(group) for group in range(groups))
         if size > self._disk.budget:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Literal, final
 
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import Block, DecodedBlock
+from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.parquetfiles import ParquetFile
 from streamsft.sources.storecolumns import StoreColumns
 
@@ -18,7 +18,7 @@ _OPEN = 64
 
 
 @final
-class BlockLoader:
+class BlockLoader(OfProcess):
     """Decodes blocks of files; a file is opened when it is first read, and again in a forked process.
 
     Args:
@@ -31,7 +31,8 @@ class BlockLoader:
         self._paths = list(paths)
         self._kind = kind
         self._extras = tuple(extras)
-        self._process = os.getpid()
+
+    def _begin(self) -> None:
         self._open: dict[int, ArrowFile | ParquetFile] = {}  # in the order of their last use
 
     def __call__(self, block: Block) -> DecodedBlock:
@@ -40,9 +41,7 @@ class BlockLoader:
         Raises:
             StoreError: its file cannot be read, or is not what it was.
         """
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._open = {}
+        self._begin_here()
         path = self._paths[block.file]
         file = self._open.pop(block.file, None)
         if file is None:

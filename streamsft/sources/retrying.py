@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import secrets
 import threading
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, TypeVar, final
 
 from streamsft.errors import StoreError
-from streamsft.sources.forkgate import RENEWING
+from streamsft.sources.forkgate import OfProcess
 
 __all__ = ["is_passing", "reason_of", "retried"]
 
@@ -107,26 +106,19 @@ class _Read:
 
 
 @final
-class _SlowReads:
+class _SlowReads(OfProcess):
     """Has the log say what takes long, for a first attempt alone may take a minute to fail; one thread watches all."""
 
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._reads: dict[_Read, None] = {}  # the oldest first
         self._watched = False
         self._told_at = float("-inf")
-        self._process = os.getpid()
 
     @contextmanager
     def watching(self, what: str, deadline: float) -> Iterator[_Read]:
         """What is done meanwhile reads `what`."""
-        if self._process != os.getpid():
-            with RENEWING:
-                if self._process != os.getpid():  # a fork has no threads, and one of its parent may have held the lock
-                    self._forget()
+        self._begin_here()
         read = _Read(what, deadline)
         with self._lock:
             self._reads[read] = None
