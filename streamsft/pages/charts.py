@@ -70,10 +70,15 @@ def source_charts(run: Run, palette: Palette, number: int, suffix: str) -> list[
     def chart(name: str, title: str, note: str, traces: list[dict[str, Any]], **rest: Any) -> Chart:
         return Chart(id=f"{name}-{number}", title=title + suffix, note=note, traces=traces, run=number, **rest)
 
+    charts = [*_over_steps(run, palette, chart), *_over_documents(run, palette, chart)]
+    return [chart for chart in charts if chart.traces]
+
+
+def _over_steps(run: Run, palette: Palette, chart: Callable[..., Chart]) -> list[Chart]:
     unit = run.unit
     mix = _stack(run, palette, f"share_{unit}_interval", scale=100)
     percent = {"yaxis": {"title": {"text": f"% of {unit}"}, "range": [0, 100]}}
-    charts = [
+    return [
         chart(
             "mix",
             "Mix over time",
@@ -95,6 +100,11 @@ def source_charts(run: Run, palette: Palette, number: int, suffix: str) -> list[
             _lines(run, palette, "passes"),
             layout={"yaxis": {"title": {"text": "passes"}, "rangemode": "tozero"}},
         ),
+    ]
+
+
+def _over_documents(run: Run, palette: Palette, chart: Callable[..., Chart]) -> list[Chart]:
+    return [
         _lengths(run, palette, chart),
         chart(
             "share",
@@ -125,7 +135,6 @@ def source_charts(run: Run, palette: Palette, number: int, suffix: str) -> list[
             over_steps=False,
         ),
     ]
-    return [chart for chart in charts if chart.traces]
 
 
 def _lengths(run: Run, palette: Palette, chart: Callable[..., Chart]) -> Chart:
