@@ -10,19 +10,20 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Final, final
 
 from streamsft.errors import StoreError
 from streamsft.sources.blockrows import DecodedBlock
 from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.groupfetch import Decode, Flight, GroupFetcher
+from streamsft.sources.groupplan import GroupPlan
 
 __all__ = ["GroupCache"]
 
 _log = logging.getLogger("streamsft")
 
 _MOST_EXPECTED: Final = 128  # groups that one reader is asked for, however small they are
-_SILENT: Final = 64  # words of each other reader, on average, after which one that says nothing is taken to be gone
 _LEAVE: Final = 2.0  # seconds that the end of the process waits for fetches under way
 _GRACE: Final = 5.0  # seconds beyond the deadline that a fetch may take to give up by itself
 
@@ -74,9 +75,7 @@ class GroupCache(OfProcess):
         self._kept_bytes = 0
         self._early: dict[int, DecodedBlock] = {}
         self._early_bytes = 0
-        self._expected: dict[int, list[tuple[int, int]]] = {}
-        self._spoken: dict[int, int] = {}  # how often any had spoken when a reader last did; the latest at the end
-        self._words = 0
+        self._readers = GroupPlan()
         self._plan: dict[int, int] = {}  # groups that are read next, in that order, and the rows that are read before
         self._failed: set[int] = set()
         self._ended = False
@@ -113,34 +112,23 @@ class GroupCache(OfProcess):
         wanted: list[tuple[int, int]] = []
         total = 0
         for group, before in groups:
-            wanted.append((before, group))
+            wanted.append((group, before))
             total += self._size(group) if before else 0
             if total >= self._ahead or len(wanted) >= _MOST_EXPECTED:
                 break
         with self._changed:
-            self._hear(reader, wanted)
+            self._readers.hear(reader, wanted)
+            self._plan = self._readers.order()
             self._check_room()
-            self._plan = {}
-            for before, group in sorted(one for wanted in self._expected.values() for one in wanted):
-                self._plan.setdefault(group, before)
-            for group in [group for group in self._early if group not in self._plan]:
-                self._keep(group, self._early_out(group), used=False)  # no longer to come
+            gone = [group for group in self._early if group not in self._plan]
+            for group, block in [(group, self._early_out(group)) for group in gone]:
+                self._keep(group, block, used=False)
             self._failed.clear()
             self._fill(at_once=True)
 
-    def _hear(self, reader: int, wanted: list[tuple[int, int]]) -> None:
-        """Have a reader's word stand for what it said before, and forget readers that are gone."""
-        self._words += 1
-        self._spoken.pop(reader, None)
-        self._spoken[reader] = self._words
-        self._expected[reader] = wanted
-        while self._words - self._spoken[silent := next(iter(self._spoken))] > _SILENT * len(self._spoken):
-            del self._spoken[silent], self._expected[silent]
-
     def _check_room(self) -> None:
         """Say it once when what is being drawn from does not fit."""
-        now = {group for wanted in self._expected.values() for before, group in wanted if not before}
-        needed = sum(map(self._size, now))
+        needed = sum(map(self._size, self._readers.now()))
         if needed > self._memory and not self._said:
             self._said = True
             _log.warning(
@@ -197,7 +185,7 @@ class GroupCache(OfProcess):
         self._early_bytes += block.nbytes
         flying = self._fetcher.bytes_ahead
         while self._early_bytes + flying > self._ahead and len(self._early) > (0 if flying else 1):
-            self._early_out(max(self._early, key=lambda other: self._plan.get(other, 0)))
+            self._early_out(max(self._early, key=self._plan.__getitem__))
 
     def _least_needed(self) -> int:
         """Which of the groups that are kept is to go; never the one that was used last, which is needed now."""
@@ -229,19 +217,41 @@ class GroupCache(OfProcess):
                 needs later must not take the threads that another needs now.
         """
         # A group that is kept may have to go before it is used: it stays in the plan, to be looked at again.
-        taken = self._early_bytes + self._fetcher.bytes_ahead
         for group, before in self._plan.items():
             if self._fetcher.free <= 0 or self._fetcher.closed or (at_once and before):
                 break
             if group in self._kept or group in self._early or group in self._fetcher.flights or group in self._failed:
                 continue
-            size = self._size(group)
-            if taken and taken + size > self._ahead:
+            if not self._make_room(self._size(group), before):
                 break
-            self._fetcher.add(group, size)
-            taken += size
+            self._fetcher.add(group, self._size(group))
         self._fetcher.hurry = 2 * self._early_bytes < self._ahead
         self._fetcher.wake()
+
+    def _make_room(self, size: int, before: int) -> bool:
+        """Whether so much can be fetched ahead, if need be in place of what is read later than after `before` rows."""
+        taken = self._early_bytes + self._fetcher.bytes_ahead
+        if not taken or taken + size <= self._ahead:
+            return True
+        later = sorted((self._plan[group], group) for group in self._early if self._plan[group] > before)
+        stays = taken - sum(self._early[group].nbytes for _, group in later)
+        if stays and stays + size > self._ahead:
+            return False
+        while later and self._early_bytes + self._fetcher.bytes_ahead + size > self._ahead:
+            self._lay_aside(later.pop()[1])
+        return True
+
+    def _lay_aside(self, group: int) -> None:
+        """Keep a group that has no room ahead in place of what is read later, or not again, if there is such."""
+        block = self._early_out(group)
+        while self._kept_bytes + block.nbytes > self._memory and len(self._kept) > 1:
+            if self._plan.get(least := self._least_needed(), inf) <= self._plan[group]:
+                break
+            self._kept_bytes -= self._kept.pop(least).nbytes
+        if self._kept_bytes + block.nbytes <= self._memory:
+            self._kept[group] = block
+            self._kept.move_to_end(group, last=False)
+            self._kept_bytes += block.nbytes
 
     def _landed(self, flight: Flight) -> None:
         if flight.block is None:

@@ -156,6 +156,23 @@ def test_what_is_kept_and_read_again_soon_counts_as_fetched_ahead() -> None:
     assert sorted(fetches.done) == [0, 1, 2, 3]
 
 
+def test_what_is_read_sooner_is_fetched_in_place_of_what_is_read_later() -> None:
+    fetches = Fetches()
+    cache = fetches.cache(memory=2 * SIZE, ahead=2 * SIZE)
+    cache.get([0])
+    cache.get([1])
+    cache.expect(0, [(8, 100), (9, 200)])
+    settle(cache)
+    cache.expect(1, [(5, 10), (6, 20)])
+    settle(cache)
+    assert set(cache._early) == {5, 6}
+    assert set(cache._kept) == {1, 8}  # which comes before 9, and 0 is not read again
+    assert numbers(cache.get([5, 6])) == [5, 6]
+    settle(cache)
+    assert sorted(fetches.done) == [0, 1, 5, 6, 8, 9, 9]
+    assert cache.hits == 2
+
+
 def test_what_is_read_last_makes_room_for_what_is_read_before() -> None:
     fetches = Fetches()
     cache = fetches.cache(memory=2 * SIZE, ahead=SIZE)
@@ -280,14 +297,18 @@ def test_what_comes_later_is_fetched_when_something_is_asked_for() -> None:
     ahead=st.integers(0, 6),
     told=st.integers(0, 8),
     threads=st.integers(1, 4),
+    at_rest=st.booleans(),
 )
 def test_whatever_is_expected_the_right_groups_come_within_the_bounds(
-    groups: list[int], memory: int, ahead: int, told: int, threads: int
+    groups: list[int], memory: int, ahead: int, told: int, threads: int, at_rest: bool
 ) -> None:
     fetches = Fetches()
     cache = fetches.cache(memory=memory * SIZE, ahead=ahead * SIZE, threads=threads)
     for at, group in enumerate(groups):
         cache.expect(0, [(later, before) for before, later in enumerate(groups[at : at + told])])
+        cache.expect(1, [(later, 2 * before) for before, later in enumerate(groups[at + 2 : at + told])])
+        if at_rest:
+            settle(cache)
         assert numbers(cache.get([group])) == [group]
         with cache._changed:
             assert cache._kept_bytes == len(cache._kept) * SIZE <= memory * SIZE
@@ -330,7 +351,7 @@ def test_readers_that_are_gone_take_no_room_for_ever() -> None:
         cache.get([group])
     settle(cache)
     assert set(cache._early) == {400, 401}
-    assert set(cache._expected) == {0}
+    assert set(cache._readers._expected) == {0}
 
 
 def test_an_error_is_raised_where_the_group_is_asked_for() -> None:
