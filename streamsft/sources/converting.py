@@ -58,7 +58,8 @@ def convert_store(
             nothing may be there.
         to: the layout of a directory: ``store`` as streamsft writes it (the default), or files of one kind.
         row_group_tokens: most tokens of a row group or record batch; a longer row has one of its own.
-        file_tokens: begin another file when one holds so many tokens; into a directory of files only.
+        file_tokens: begin another file when one holds so many tokens, or more by less than a row group, which has no
+            more than that either; into a directory of files only.
         extras: further columns to take along; not into a ``store``.
         advance: called with the bytes of the source that lie behind.
 
@@ -68,6 +69,7 @@ def convert_store(
     Raises:
         StoreError: the source cannot be used, the target exists or cannot be written, or does not fit what is asked.
     """
+    row_group_tokens = min(row_group_tokens, file_tokens or row_group_tokens)
     if is_address(target):
         rows = _Rows(source, extras, advance)
         return _write_objects(rows, str(target), to, row_group_tokens, file_tokens)
@@ -261,6 +263,6 @@ def _write_file(groups: Iterator[pa.Table], sink: Any, kind: Literal["arrow", "p
                 writer.write_table(whole, row_group_size=max(1, len(whole)))
             else:
                 writer.write_table(whole)
-            tokens += sum(len(chunk.values) for chunk in whole.column(0).chunks)
+            tokens += sum(len(chunk.flatten()) for chunk in whole.column(0).chunks)  # of a slice, .values are all
             table = None if most is not None and tokens >= most else next(groups, None)
     return True

@@ -117,6 +117,17 @@ def test_any_layout_becomes_any_other(
                 assert sum(lengths) <= 60 or len(lengths) == 1
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize(("group", "file", "files"), [(100, 500, 8), (1000, 250, 16), (100, 100, 40), (7, 4000, 1)])
+def test_a_file_holds_as_many_tokens_as_asked_for(kind: str, group: int, file: int, files: int, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"input_ids": [n % 9] * 10, "loss_mask": [1] * 10} for n in range(400)]
+    source = write_lines(rows, tmp_path / "s.jsonl")
+    options: dict[str, Any] = {"to": kind, "row_group_tokens": group, "file_tokens": file}
+    store = ss.convert(source, tmp_path / "t", **options, console=quiet())
+    assert len(store) == 400
+    assert len(list((tmp_path / "t").glob(f"*.{kind}"))) == files
+
+
 def test_there_and_back(tmp_path: Path) -> None:
     first = ss.convert(write_saved(ROWS, tmp_path / "s"), tmp_path / "t.parquet", console=quiet())
     second = ss.convert(tmp_path / "t.parquet", tmp_path / "u", console=quiet())
