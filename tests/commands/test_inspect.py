@@ -97,8 +97,8 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
         ("t.parquet", {}, 1),
         ("t.arrow", {"row_group_tokens": 100}, 1),
         ("t", {}, 1),
-        ("t", {"to": "parquet", "row_group_tokens": 60, "file_tokens": 300}, 4),
-        ("t", {"to": "arrow", "file_tokens": 300, "row_group_tokens": 1}, 4),
+        ("t", {"to": "parquet", "row_group_tokens": 60, "file_tokens": 300}, 3),
+        ("t", {"to": "arrow", "file_tokens": 300, "row_group_tokens": 1}, 3),
     ],
 )
 @pytest.mark.parametrize("source", SOURCES)
