@@ -54,7 +54,7 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
     """Read one chunk of a list column without copying, as far as its layout allows.
 
     Lists, large lists and fixed-size lists of integers or booleans, sliced or not, are read in place.
-    A null row counts as an empty one. Chunks with null rows, list views and dictionaries are decoded into memory.
+    List views and dictionaries are decoded into memory.
 
     Args:
         array: the chunk.
@@ -64,7 +64,7 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
         labels: whether the lists are labels; see `Ragged`.
 
     Raises:
-        StoreError: the column holds no lists of integers or booleans, or a null among the values of a row.
+        StoreError: the column holds no lists of integers or booleans, a null row, or a null among the values of a row.
     """
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -72,11 +72,16 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
     if pa.types.is_dictionary(kind):
         return ragged(array.dictionary_decode(), where, first_row=first_row, floats=floats, labels=labels)
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if array.null_count:
+        row = first_row + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise StoreError(
+            f"{where}, row {row}: has no list, but null or nothing; remove the row, or write one, which may be empty"
+        )
     if pa.types.is_null(kind):
         return Ragged(np.empty(0, np.int32), np.zeros(len(array) + 1, np.int32))
     if not is_view and not _is_list(kind):
         raise StoreError(f"{where}: needs lists of integers or booleans, found {kind}; {_LISTS}")
-    if is_view or array.null_count:
+    if is_view:
         values, offsets = array.flatten(), _offsets_of_lengths(array)
     else:
         values, offsets = array.values, _offsets(array)
@@ -87,7 +92,7 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
 
 
 def _offsets(array: pa.Array) -> NDArray[Any]:
-    """The offsets of a chunk without null rows."""
+    """The offsets of a chunk."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         return np.asarray((array.offset + np.arange(len(array) + 1, dtype=np.int64)) * kind.list_size)
@@ -102,10 +107,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _offsets_of_lengths(array: pa.Array) -> Ints:
-    """Offsets into ``array.flatten()``, which leaves out what lies under null rows."""
+    """Offsets into ``array.flatten()``, which has the rows of a view one after the other."""
     import pyarrow.compute as pc  # slow to import, rarely needed
 
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -77,6 +77,7 @@ def convert_store(
     layout = _layout(place, to, file_tokens, extras)
     if place.exists():
         raise StoreError(f"{place}: exists already; remove it, or choose another place")
+    _check_outside(place, source)
     rows = _Rows(source, extras, advance)
     if layout == "store":
         _write_store(rows, place)
@@ -86,6 +87,15 @@ def convert_store(
     if store.fingerprint != rows.validator.manifest().fingerprint:
         raise StoreError(f"{place}: was written, but does not read back as it was; remove it and check the disk")
     return store
+
+
+def _check_outside(place: Path, source: Paths) -> None:
+    """Refuse to write into a directory that is read: it would hold all rows twice."""
+    for given in [source] if isinstance(source, str | os.PathLike) else source:
+        if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(os.path.expanduser(given))):
+            raise StoreError(
+                f"{place}: lies in {given}, which is read and would hold all rows twice; choose another place"
+            )
 
 
 def _write_objects(

@@ -128,6 +128,15 @@ def test_a_file_holds_as_many_tokens_as_asked_for(kind: str, group: int, file: i
     assert len(list((tmp_path / "t").glob(f"*.{kind}"))) == files
 
 
+@pytest.mark.parametrize("target", ["u", "deep/u.parquet"])
+def test_nothing_is_written_into_the_directory_that_is_read(target: str, tmp_path: Path) -> None:
+    write_parquet(ROWS, tmp_path / "s.parquet")
+    for place in (tmp_path / target, tmp_path / ".." / tmp_path.name / target):
+        with pytest.raises(ss.StoreError, match="which is read and would hold all rows twice; choose another place"):
+            ss.convert(tmp_path, place, console=quiet())
+    assert [path.name for path in tmp_path.iterdir()] == ["s.parquet"]
+
+
 def test_there_and_back(tmp_path: Path) -> None:
     first = ss.convert(write_saved(ROWS, tmp_path / "s"), tmp_path / "t.parquet", console=quiet())
     second = ss.convert(tmp_path / "t.parquet", tmp_path / "u", console=quiet())

@@ -48,8 +48,15 @@ VALUES = {
     "mask too short": Bad(
         {"loss_mask": [[0, 1], [0, 1], [1]]}, "row 1: input_ids has 3 entries, loss_mask 2; .* equally"
     ),
-    "mask of a null row": Bad({"loss_mask": [[0, 1], None, [1]]}, "row 1: input_ids has 3 entries, loss_mask 0"),
-    "ids of a null row": Bad({"input_ids": [[5, 6], None, [3]]}, "row 1: input_ids has 0 entries, loss_mask 3"),
+    "mask of a null row": Bad({"loss_mask": [[0, 1], None, [1]]}, "column loss_mask, row 1: has no list, but null"),
+    "ids of a null row": Bad({"input_ids": [[5, 6], None, [3]]}, "column input_ids, row 1: has no list, but null"),
+    "null row": Bad(
+        {"input_ids": [[5, 6], None, [3]], "loss_mask": [[0, 1], None, [1]]},
+        "input_ids, row 1: has no list, but null or nothing; remove the row, or write one",
+    ),
+    "labels of a null row": Bad({"labels": [[-100, 6], None, [3]]}, "labels, row 1: has no list", ("loss_mask",)),
+    "attention of a null row": Bad({"attention_mask": [[1, 1], None, [1]]}, "attention_mask, row 1: has no list"),
+    "nothing but nulls": Bad({"input_ids": [None, None, None]}, "input_ids, row 0: has no list"),
     "negative id": Bad({"input_ids": [[5, 6], [7, -8, 9], [3]]}, "row 1: input_ids holds -8; allowed are 0 to"),
     "id beyond int32": Bad({"input_ids": [[5, 6], [7, 2**31, 9], [3]]}, "row 1: input_ids holds 2147483648; allowed"),
     "id that wraps to a good one": Bad(
@@ -153,8 +160,9 @@ def _rows(row: Any) -> list[Any]:
 
 JSON = {
     "no object": (_rows([1, 2]), "row 1: is a JSON list, not an object with input_ids; repair or remove it"),
-    "no mask": (_rows({"input_ids": [1]}), "row 1: input_ids has 1 entries, loss_mask 0"),
-    "no ids": (_rows({"loss_mask": [1]}), "row 1: input_ids has 0 entries, loss_mask 1"),
+    "no mask": (_rows({"input_ids": [1]}), "loss_mask, row 1: has no list, but null or nothing"),
+    "no ids": (_rows({"loss_mask": [1]}), "input_ids, row 1: has no list, but null or nothing"),
+    "nothing": (_rows({}), "input_ids, row 1: has no list, but null or nothing"),
     "negative id": (_rows({"input_ids": [-1], "loss_mask": [1]}), "row 1: input_ids holds -1; allowed are"),
     "huge id": (_rows({"input_ids": [2**70], "loss_mask": [1]}), "row 1.*input_ids"),
     "float id": (_rows({"input_ids": [1.5], "loss_mask": [1]}), "row 1, input_ids: needs a flat list of integers"),
@@ -309,3 +317,11 @@ def test_a_store_of_streamsft_has_no_extras(tmp_path: Path) -> None:
         pass
     with pytest.raises(StoreError, match="extras: a store that streamsft wrote holds nothing beside its tokens"):
         TokenStore.open(tmp_path / "s", extras=["row"])
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.arrow", "rows.parquet"])
+def test_a_pipe_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    for place in (tmp_path, tmp_path / name):
+        with pytest.raises(StoreError, match=f"{name}: is no file, but a pipe, a socket or a device"):
+            TokenStore.open(place)
