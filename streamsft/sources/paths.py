@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -130,8 +129,6 @@ def known_files(files: list[str], what: str) -> list[str]:
 def _raw_file(path: str, name: str) -> RawFile:
     kind = file_kind(path)
     status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path}: is no file, but a pipe, a socket or a device; write what it gives to a file")
     return RawFile(
         path=path,
         name=name.replace(os.sep, "/"),

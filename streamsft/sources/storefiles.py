@@ -68,6 +68,8 @@ def find_store_files(paths: Paths) -> StoreFiles:
         path = os.path.expanduser(path)
         found += _below(path) if os.path.isdir(path) else [file.path for file in _located(path)]
     files = _located(found)
+    if (special := next((file.path for file in files if not os.path.isfile(file.path)), None)) is not None:
+        raise StoreError(f"{special}: is no file, but a pipe, a socket or a device; write what it gives to a file")
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         counts = [f"{sum(_kind(file) == kind for file in files)} {kind}" for kind in sorted(kinds)]
