@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamsft.errors import StoreError
+from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.manifest import check_footer
 
 __all__ = ["ArrowFile", "Placed"]
@@ -49,7 +49,7 @@ class ArrowFile:
             if not self._indexed:
                 check_footer(Path(path))
             self._source.seek(0)
-            self.schema: pa.Schema = self._opener()(self._source).schema
+            self.schema: pa.Schema = checked_schema(self._opener()(self._source).schema)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Placed]:
         """All record batches, with some columns only."""
@@ -102,13 +102,10 @@ class ArrowFile:
     def _only(self, columns: Sequence[str]) -> Any:
         return pa.ipc.IpcReadOptions(included_fields=sorted(self.schema.get_field_index(name) for name in columns))
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise StoreError(f"{self.path}: is damaged ({error}); write or copy the store again") from error
+    def _reading(self) -> AbstractContextManager[None]:
+        return decoding(self.path)
 
 
 def _ordered(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    batch.validate()  # in no time, for it looks at no row
     return batch.select(list(columns))

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
+from streamsft.sources.damage import check_buffers
 from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.rowids import RowIds
 from streamsft.sources.storecolumns import StoreColumns, decode
@@ -55,6 +56,7 @@ class DecodedBlock:
     @classmethod
     def of(cls, batch: pa.RecordBatch, columns: StoreColumns, where: str) -> DecodedBlock:
         """Decode a record batch, whose values have been checked."""
+        check_buffers(batch, where)
         ids, mask = decode(batch, columns, where)
         first, last = int(ids.offsets[0]), int(ids.offsets[-1])
         start, stop = int(mask.offsets[0]), int(mask.offsets[-1])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, final
 
 from streamsft.errors import DataError
+from streamsft.sources.damage import is_damage
 from streamsft.sources.filehash import HashMemory, hash_file
 from streamsft.sources.jsontext import holds_array, split_array, split_lines
 from streamsft.sources.paths import Paths, RawFile, find_files
@@ -131,12 +131,8 @@ def told(file: RawFile) -> Iterator[None]:
     """
     try:
         yield
-    except GeneratorExit:  # at the end of the process too, when the names below are gone
-        raise
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(file, error) from error
-    except ValueError as error:
-        if type(error).__module__ != "pyarrow.lib":
+    except Exception as error:
+        if not is_damage(error):
             raise
         raise _unreadable(file, error) from error
 
@@ -183,4 +179,4 @@ def _check_unchanged(file: RawFile) -> None:
 
 
 def _unreadable(file: RawFile, error: BaseException) -> DataError:
-    return DataError(f"{file.path}: cannot be read: {error or type(error).__name__}")
+    return DataError(f"{file.path}: cannot be read: {str(error) or type(error).__name__}")

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from streamsft.errors import StoreError
 from streamsft.sources.addresses import shown
+from streamsft.sources.damage import decoding
 from streamsft.sources.objectclients import OpenObject
 from streamsft.sources.objects import Objects
 from streamsft.sources.publish import clean_up_after_the_dead, remove, temporary_name
@@ -136,10 +137,8 @@ def metadata_of(file: RemoteFile) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with decoding(shown(file.path), "its footer is damaged"):
         return pq.read_metadata(pa.BufferReader(pa.py_buffer(file.footer)))
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"{shown(file.path)}: its footer is damaged ({error}); write or copy it again") from error
 
 
 def keep_footers(place: Path, key: list[Any], files: Sequence[RemoteFile]) -> bool:

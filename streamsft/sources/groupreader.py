@@ -13,6 +13,7 @@ import pyarrow as pa
 from streamsft.errors import StoreError
 from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
+from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
 from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.objects import Objects
@@ -74,7 +75,8 @@ class GroupReader(OfProcess):
 
     def schema(self, file: int) -> pa.Schema:
         """The Arrow schema of file number `file`."""
-        return self.metadata(file).schema.to_arrow_schema()
+        with decoding(shown(self._files[file].path), "its footer is damaged"):
+            return checked_schema(self.metadata(file).schema.to_arrow_schema())
 
     def read(self, block: Block, columns: Sequence[str]) -> tuple[pa.RecordBatch, int]:
         """All rows of a row group with some columns, and how many bytes were read for them.
@@ -91,7 +93,8 @@ class GroupReader(OfProcess):
             StoreError: as `read` does.
         """
         file, metadata = self._files[block.file], self.metadata(block.file)
-        ranges = _ranges(metadata.row_group(block.number), set(columns))
+        with decoding(shown(file.path), "its footer is damaged"):
+            ranges = _ranges(metadata.row_group(block.number), set(columns))
         parts = retried(lambda: self._bytes(file, ranges), shown(file.path), self._deadline)
         return lambda: (_decoded(metadata, file, block, columns, parts), sum(map(len, parts.values())))
 
@@ -123,15 +126,11 @@ def _decoded(
 ) -> pa.RecordBatch:
     import pyarrow.parquet as pq
 
-    try:
+    with decoding(f"{shown(file.path)}, row group {block.number}"):
         source = pa.PythonFile(_Sparse(parts, file.size), mode="r")
         reader = pq.ParquetFile(source, metadata=metadata, pre_buffer=False)
         table = reader.read_row_group(block.number, columns=list(columns), use_threads=False)
         batches = table.select(list(columns)).combine_chunks().to_batches()
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(
-            f"{shown(file.path)}, row group {block.number}: is damaged ({error}); write or copy the file again"
-        ) from error
     if sum(batch.num_rows for batch in batches) != block.rows or len(batches) != 1:
         raise StoreError(f"{shown(file.path)}, row group {block.number}: has not the {block.rows:,} rows it had")
     return batches[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import pyarrow as pa
 
-from streamsft.errors import StoreError
+from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.tokennames import IDS
 
 __all__ = ["ParquetFile", "rows_at_a_time"]
@@ -40,7 +40,7 @@ class ParquetFile:
         self.path = path
         with self._reading():
             self._file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
-            self.schema: pa.Schema = self._file.schema_arrow
+            self.schema: pa.Schema = checked_schema(self._file.schema_arrow)
             self.metadata = self._file.metadata
 
     @property
@@ -50,8 +50,8 @@ class ParquetFile:
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a row group in bounded pieces, with some columns only."""
-        rows = rows_at_a_time(self.metadata.row_group(group))
         with self._reading():
+            rows = rows_at_a_time(self.metadata.row_group(group))
             for batch in self._file.iter_batches(
                 batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
             ):
@@ -64,11 +64,5 @@ class ParquetFile:
             batches = table.select(list(columns)).combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise StoreError(
-                f"{self.path}: is no Parquet file, or damaged ({error}); write or copy it again"
-            ) from error
+    def _reading(self) -> AbstractContextManager[None]:
+        return decoding(self.path, "is no Parquet file, or damaged")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, final
 
 from streamsft.errors import StateError
+from streamsft.sources.damage import check_but_text
 from streamsft.sources.files import DELIMITERS, reading
 from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
@@ -167,6 +168,7 @@ def _parquet(file: RawFile, unit: Unit, position: list[int] | None) -> Iterator[
             done, behind = 0, behind if at == group else 0
             size = rows_per_piece(shapes[at].num_rows, shapes[at].total_byte_size)
             for batch in source.iter_batches(batch_size=size, row_groups=[at], use_threads=False):
+                check_but_text(batch)
                 taken = _Taken(file, unit, prune, first, (at,), 0, ())
                 yield from taken.rows(batch, done, behind)
                 done += batch.num_rows
@@ -186,7 +188,9 @@ def _arrow(file: RawFile, unit: Unit, position: list[int] | None) -> Iterator[Ra
             size = rows_per_piece(batch.num_rows, batch.nbytes)
             taken = _Taken(file, unit, prune, 0, (at,), first, (first, start))
             for done in range(behind // size * size, batch.num_rows, size):
-                yield from taken.rows(batch.slice(done, size), first + done, first + behind)
+                piece = batch.slice(done, size)
+                check_but_text(piece)
+                yield from taken.rows(piece, first + done, first + behind)
             first += batch.num_rows
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.columns import Ragged, ragged
+from streamsft.sources.damage import decoding
 from streamsft.sources.tokennames import ATTENTION, CHOSEN, GRIDS, IDS, LABELS, MASK, PIXELS, SHARED
 
 __all__ = ["Chunk", "StoreColumns", "decode"]
@@ -109,13 +110,14 @@ def decode(batch: pa.RecordBatch, columns: StoreColumns, where: str, first_row: 
     Raises:
         StoreError: a column does not hold lists of numbers, or a null among them.
     """
-    ids = ragged(batch.column(IDS), f"{where}, column {IDS}", first_row=first_row)
     labels = columns.supervision == LABELS
-    mask = ragged(
-        batch.column(columns.supervision),
-        f"{where}, column {columns.supervision}",
-        first_row=first_row,
-        floats=not labels,
-        labels=labels,
-    )
+    with decoding(where):
+        ids = ragged(batch.column(IDS), f"{where}, column {IDS}", first_row=first_row)
+        mask = ragged(
+            batch.column(columns.supervision),
+            f"{where}, column {columns.supervision}",
+            first_row=first_row,
+            floats=not labels,
+            labels=labels,
+        )
     return ids, mask

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from streamsft.errors import DataError
+from streamsft.sources.damage import check_but_text, checked_schema
 from streamsft.sources.rawrows import CHUNK_BYTES, BadRow
 
 __all__ = ["read_arrow", "read_delimited", "read_parquet", "record_batches", "rows_per_piece", "serialized"]
@@ -27,12 +28,14 @@ def read_parquet(source: str | BinaryIO) -> Iterator[tuple[bytes, int, float]]:
 
     buffer = 0 if isinstance(source, str) else _BUFFER
     with pq.ParquetFile(source, memory_map=True, pre_buffer=False, buffer_size=buffer) as file:
+        checked_schema(file.schema_arrow)
         total = max(1, file.metadata.num_rows)
         done = 0
         for group in range(file.num_row_groups):
             shape = file.metadata.row_group(group)
             rows = rows_per_piece(shape.num_rows, shape.total_byte_size)
             for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+                check_but_text(batch)
                 done += batch.num_rows
                 yield serialized(batch), batch.num_rows, done / total
 
@@ -46,11 +49,14 @@ def read_arrow(source: str | BinaryIO) -> Iterator[tuple[bytes, int, float]]:
             rows = rows_per_piece(batch.num_rows, batch.nbytes)
             for start in range(0, batch.num_rows, rows):
                 piece = batch.slice(start, rows)
+                check_but_text(piece)
                 yield serialized(piece), piece.num_rows, share
 
 
 def record_batches(mapped: Any, first: int = 0, byte: int = 0) -> Iterator[tuple[Any, float, int]]:
     """Record batches of a mapped Arrow file, each with the share of the file read so far and the byte it starts at.
+
+    That the buffers are as long as the batch says is checked; what is in them is not.
 
     Args:
         mapped: the file, in the stream or the random-access format.
@@ -64,14 +70,19 @@ def record_batches(mapped: Any, first: int = 0, byte: int = 0) -> Iterator[tuple
     except pa.ArrowInvalid:
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
-            if byte and "dictionary" not in str(stream.schema):  # whose values stand between the batches
+            if byte and "dictionary" not in str(
+                checked_schema(stream.schema)
+            ):  # whose values stand between the batches
                 mapped.seek(byte)
                 first = 0
             yield from islice(_streamed(stream, mapped), first, None)
     else:
         with file:
             count = file.num_record_batches
-            yield from ((file.get_batch(i), (i + 1) / count, 0) for i in range(first, count))
+            for number in range(first, count):
+                batch = file.get_batch(number)
+                batch.validate()
+                yield batch, (number + 1) / count, 0
 
 
 def _streamed(stream: Any, mapped: Any) -> Iterator[tuple[Any, float, int]]:
@@ -81,6 +92,7 @@ def _streamed(stream: Any, mapped: Any) -> Iterator[tuple[Any, float, int]]:
             batch = stream.read_next_batch()
         except StopIteration:
             return
+        batch.validate()
         yield batch, mapped.tell() / mapped.size(), byte
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from streamsft.errors import StoreError
 from streamsft.sources.carried import CarriedDigest, check_images
 from streamsft.sources.columns import Ragged
+from streamsft.sources.damage import check_buffers
 from streamsft.sources.index import row_stats
 from streamsft.sources.manifest import Fingerprint, Manifest
 from streamsft.sources.pairs import validate_pairs
@@ -133,6 +134,7 @@ class Validator:
         Args and errors are those of `add`.
         """
         columns = self.columns_of(batch.schema, where)
+        check_buffers(batch, where)
         ids, mask = decode(batch, columns, where, first_row)
         whole = check_images(batch, where, first_row) if columns.images else None
         pairs = pairs_of(batch, where) if columns.pairs else None
