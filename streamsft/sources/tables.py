@@ -70,6 +70,7 @@ def record_batches(mapped: Any, first: int = 0, byte: int = 0) -> Iterator[tuple
     except pa.ArrowInvalid:
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
+            checked_schema(stream.schema)
             if byte and "dictionary" not in str(
                 checked_schema(stream.schema)
             ):  # whose values stand between the batches
@@ -78,6 +79,7 @@ def record_batches(mapped: Any, first: int = 0, byte: int = 0) -> Iterator[tuple
             yield from islice(_streamed(stream, mapped), first, None)
     else:
         with file:
+            checked_schema(file.schema)
             count = file.num_record_batches
             for number in range(first, count):
                 batch = file.get_batch(number)
