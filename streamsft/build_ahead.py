@@ -30,7 +30,7 @@ from streamsft.stream.workers import check_picklable, check_workers
 from streamsft.training.ahead import check_run
 from streamsft.types import Bools, Int32s, Ints, Shard
 
-__all__ = ["check_ahead", "check_sizes"]
+__all__ = ["check_ahead", "check_sizes", "packing_of"]
 
 
 def check_ahead(
@@ -54,7 +54,7 @@ def check_ahead(
     check_transforms(config, transforms)
     topology = check_sizes(config, Shard(comm.rank, comm.size))
     outline = _outline(config)
-    plan = Plan(outline, seed=config.seed, packing=_packing(config), lanes=1)
+    plan = Plan(outline, seed=config.seed, packing=packing_of(config), lanes=1)
     _check_metrics(config, plan, metrics)
     if comm.rank:
         return
@@ -77,7 +77,8 @@ def check_ahead(
     )
 
 
-def _packing(config: Config) -> Packing:
+def packing_of(config: Config) -> Packing:
+    """How documents are packed, but for sources with an overflow policy of their own."""
     return Packing(
         sequence_length=config.sequence_length,
         lookahead=config.packing.lookahead,
@@ -96,7 +97,7 @@ def check_sizes(config: Config, dp: Shard | None = None) -> Topology:
     loader = config.loader
     check_workers(loader.workers, loader.start_method, timeout=loader.timeout)
     checked_stretches(config.train.skip_steps)
-    _packing(config)
+    packing_of(config)
     owned = any(map(_is_owned, drawn_sources(config).values()))
     topology = Topology.of(
         loader.global_batch_size,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -144,6 +146,40 @@ def test_the_commands_know_them(tmp_path: Path) -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"s: a store of {len(ROWS)} rows" in printed
     assert "s:3, s.jsonl, row 3" in printed
+
+
+@pytest.mark.parametrize(
+    ("rows", "sequence_length", "message"),
+    [
+        ([], 16, "s: has no row that could be drawn at sequence_length 16: it holds no row"),
+        ([[0, 0, 0]], 16, "s: has no row that could be drawn .*: 1 nothing_supervised"),
+        ([[0, 0, 0, 1]], 2, "s: has no row that could be drawn at sequence_length 2: 1 nothing_supervised"),
+    ],
+)
+def test_a_store_without_a_row_to_draw_is_not_valid(
+    rows: list[list[int]], sequence_length: int, message: str, tmp_path: Path
+) -> None:
+    masks = pa.array(rows, pa.list_(pa.uint8()))
+    pq.write_table(pa.table({"input_ids": masks, "loss_mask": masks}), tmp_path / "s.parquet")
+    config = config_of(tmp_path, {"store": str(tmp_path / "s.parquet")}, sequence_length=sequence_length)
+    with pytest.raises(ConfigError, match=message):
+        validate(config, console=Console(file=io.StringIO()))
+
+
+def test_validate_counts_the_rows_that_are_never_drawn(tmp_path: Path) -> None:
+    masks = [[0, 1], [0, 0], [0, 1]]
+    pq.write_table(pa.table({"input_ids": [[1, 2]] * 3, "loss_mask": masks}), tmp_path / "s.parquet")
+    console = Console(file=io.StringIO(), width=200)
+    validate(config_of(tmp_path, {"store": str(tmp_path / "s.parquet")}), console=console)
+    assert "s: a store of 3 rows, 1 nothing_supervised\n" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_tiny_model_is_not_made_as_large_as_a_stray_id(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": [[1, 2**31 - 1]], "loss_mask": [[0, 1]]}), tmp_path / "s.parquet")
+    settings = {"steps": 1, "run_dir": str(tmp_path / "run"), "model": "tiny"}
+    config = config_of(tmp_path, {"store": str(tmp_path / "s.parquet")}, train=settings)
+    with pytest.raises(StreamsftError, match=r"source s: its largest token id is 2,147,483,647.*set `tokenizer`"):
+        train(config, quiet=True)
 
 
 def losses(tmp_path: Path, source: dict[str, Any], run: str) -> list[float]:

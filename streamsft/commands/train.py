@@ -29,6 +29,9 @@ from streamsft.types import Shard
 
 __all__ = ["train"]
 
+_TINY_IDS = 1 << 21
+"""Token ids that ``tiny`` may have: more than tokenizers have, and a GiB of embeddings."""
+
 
 @pointing
 def train(
@@ -130,7 +133,7 @@ def _train(
         sinks=lambda: build_sinks(config, quiet=quiet, console=console),
         comm=comm,
         fresh=fresh,
-        vocabulary=encoders.vocabulary or ids_in(sources.values()),
+        vocabulary=encoders.vocabulary or ids_in(sources, most=_TINY_IDS if config.train.model == "tiny" else None),
         config_record=config.model_dump(),
         mix_record=mix_record(config, sources, ours),
         accept_changes=accept_changes,

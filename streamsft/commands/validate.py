@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from streamsft.build_ahead import check_sizes
+from streamsft.build_ahead import check_sizes, packing_of
 from streamsft.build_eval import eval_sources
 from streamsft.build_sources import Transforms, check_transforms, drawn_sources
 from streamsft.build_stores import holds_tokens, open_tokens
@@ -19,6 +19,8 @@ from streamsft.encoders import Encoders
 from streamsft.errors import ConfigError, EmptySourceError, StreamsftError
 from streamsft.sources.files import RawFiles
 from streamsft.sources.rawrows import BadRow, RowReader
+from streamsft.stream.mixture import usable_rows
+from streamsft.stream.packing import Packing
 from streamsft.text.conversation import RowRejected
 from streamsft.text.formats import parser
 from streamsft.text.jobs import decode_columns
@@ -62,7 +64,7 @@ def validate(
     config = load_config(config, overrides, without_tokenizer=transforms or ())
     check_transforms(config, transforms or {})
     check_sizes(config)
-    encoders = Encoders(config)
+    encoders, packing = Encoders(config), packing_of(config)
     lines: list[str] = []
     problems: dict[str, list[str]] = {}
     shared: dict[str, None] = {}
@@ -74,9 +76,10 @@ def validate(
         except StreamsftError as error:
             shared[str(error)] = None
         try:
-            lines.append(f"{name}: {_look(name, source, encoders, transformed=transformed, verify=verify)}")
+            lines.append(f"{name}: {_look(name, source, encoders, packing, transformed=transformed, verify=verify)}")
         except StreamsftError as error:
-            problems.setdefault(str(error).removeprefix(f"source {name}: "), []).append(name)
+            problem = str(error).removeprefix(f"source {name}: ").removeprefix(f"source {name!r} ")
+            problems.setdefault(problem, []).append(name)
     if shared or problems:
         unusable = sum(map(len, problems.values()))
         count = f"{unusable} of {len(lines) + unusable} sources cannot be used" if problems else "no run could start"
@@ -91,12 +94,15 @@ def _told(problem: str, names: Sequence[str]) -> str:
     return f"source {names[0]}: {problem}" if len(names) == 1 else problem
 
 
-def _look(name: str, source: SourceConfig, encoders: Encoders, *, transformed: bool, verify: bool) -> str:
+def _look(
+    name: str, source: SourceConfig, encoders: Encoders, packing: Packing, *, transformed: bool, verify: bool
+) -> str:
     """Check one source and say what it is."""
     tokens = not transformed and holds_tokens(source)
     if tokens and not source.streaming:
         store = open_tokens(name, source, encoders, verify=verify, progress=True)
-        return f"a store of {len(store):,} rows"
+        _, left_out = usable_rows(store, packing.of(source.overflows))
+        return ", ".join([f"a store of {len(store):,} rows", *(f"{n:,} {reason}" for reason, n in left_out.items())])
     if tokens:
         return "tokens, streamed"
     streamed = ", streamed" if source.streaming else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,11 +17,25 @@ __all__ = ["ids_in", "refuse_ids_beyond"]
 _ROWS = 1024
 
 
-def ids_in(sources: Iterable[Any]) -> int | None:
-    """The smallest number of token ids that has room for all rows of some stores; None if one of them is no store."""
-    manifests = [getattr(source, "manifest", None) for source in sources]
-    known = [manifest.largest_id + 1 for manifest in manifests if isinstance(manifest, Manifest)]
-    return max(known) if known and len(known) == len(manifests) else None
+def ids_in(sources: Mapping[str, Any], *, most: int | None = None) -> int | None:
+    """The smallest number of token ids that has room for all rows of some stores; None if one of them is no store.
+
+    Args:
+        sources: the stores, by name.
+        most: the number of ids that what is trained may have.
+
+    Raises:
+        StoreError: a store has larger ids.
+    """
+    manifests = {name: getattr(source, "manifest", None) for name, source in sources.items()}
+    known = {name: manifest.largest_id + 1 for name, manifest in manifests.items() if isinstance(manifest, Manifest)}
+    name = max(known, key=lambda name: known[name], default="")
+    if most is not None and known and known[name] > most:
+        raise StoreError(
+            f"source {name}: its largest token id is {known[name] - 1:,}, and the model to train has room for {most:,} "
+            "ids; set `tokenizer`, and the row with the first id that it does not have is named"
+        )
+    return known[name] if known and len(known) == len(manifests) else None
 
 
 def refuse_ids_beyond(store: Source, vocabulary: int) -> NoReturn:
