@@ -38,7 +38,8 @@ JSON_KEYS = {
     ),
     "inspect": (
         "`layout`, `rows`, `usable`, `tokens`, `supervised`, `supervised_share`, `largest_id`, `lengths` (from, to, "
-        "rows), `median`, `p95`, `longest`, `files` (name, bytes), `row_groups`, `carried`, `tokenizer`, `fingerprint`"
+        "rows), `median`, `p95`, `longest`, `files` (name, bytes), `origins`, `row_groups`, `carried`, `tokenizer`, "
+        "`fingerprint`"
     ),
     "convert": "of the new store, the same as of `inspect`",
     "report": "`page`: where it was written; `notices`: what it leaves out, and why",

@@ -44,6 +44,7 @@ class StoreReport:
         lengths: lengths in tokens: rows by length, as (from, to, rows) triples, both ends included.
         median: median length; p95 and longest likewise.
         files: name and size in bytes of each file.
+        origins: names of the files that the rows were made of, where these are others.
         row_groups: row groups of Parquet, record batches of Arrow files; 0 in text files.
         carried: columns that travel with the rows.
         tokenizer: digest of the tokenizer that made the ids, '' where unknown.
@@ -61,6 +62,7 @@ class StoreReport:
     p95: int
     longest: int
     files: tuple[tuple[str, int], ...]
+    origins: tuple[str, ...]
     row_groups: int
     carried: tuple[str, ...]
     tokenizer: str
@@ -84,7 +86,8 @@ class StoreReport:
             median=int(median),
             p95=int(p95),
             longest=int(longest),
-            files=_files(store),
+            files=layout.files,
+            origins=tuple(name for name in store.files if name not in dict(layout.files)),
             row_groups=layout.blocks,
             carried=store.carried,
             tokenizer=manifest.tokenizer,
@@ -99,12 +102,6 @@ class StoreReport:
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON."""
         return {**asdict(self), "supervised_share": self.supervised_share}
-
-
-def _files(store: TokenStore | RowGroupStore) -> tuple[tuple[str, int], ...]:
-    sizes = store.layout.sizes
-    names = store.files if len(store.files) == len(sizes) else [f"file {number}" for number in range(len(sizes))]
-    return tuple(zip(names, sizes, strict=True))
 
 
 def _histogram(lengths: Any) -> tuple[tuple[int, int, int], ...]:
@@ -171,6 +168,12 @@ def _opened(
         return TokenStore.open(store, extras=extras, verify=verify, advance=advance, engine=engine)
 
 
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    more = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
+
+
 def print_report(console: Console, report: StoreReport) -> None:
     """Print a report as tables."""
     facts = {
@@ -186,6 +189,8 @@ def print_report(console: Console, report: StoreReport) -> None:
         "tokenizer": report.tokenizer or "unknown",
         "fingerprint": report.fingerprint,
     }
+    if report.origins:
+        facts["made of"] = _some(report.origins)
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(name, value)

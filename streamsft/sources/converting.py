@@ -121,6 +121,9 @@ def _write_objects(
     return RowGroupStore.open(target.address, extras=rows.extras)
 
 
+_NOT_WRITTEN = ("json", "jsonl", "csv", "tsv", "txt", "gz", "zst", "feather", "ipc", "pq")
+
+
 def _layout(place: Path, to: Layouts | None, file_tokens: int | None, extras: Sequence[str]) -> Layouts:
     suffix = place.suffix[1:]
     if suffix in ("arrow", "parquet"):
@@ -129,7 +132,7 @@ def _layout(place: Path, to: Layouts | None, file_tokens: int | None, extras: Se
         if file_tokens is not None:
             raise StoreError(f"{place}: is one file; give a directory to write several, or leave file_tokens out")
         return "arrow" if suffix == "arrow" else "parquet"
-    if suffix in ("json", "jsonl", "csv", "tsv"):
+    if suffix.lower() in _NOT_WRITTEN:
         raise StoreError(f"{place}: stores are written as a directory, .arrow or .parquet")
     if to in (None, "store") and (extras or file_tokens is not None):
         what = "extras" if extras else "file_tokens"

@@ -60,6 +60,11 @@ class GroupIndex:
         return np.cumsum([0, *(block.rows for block in self.sidecar.blocks)], dtype=np.int64)
 
     @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """Name and size in bytes of each object."""
+        return tuple((name, file.size) for name, file in zip(self.sidecar.manifest.files, self.files, strict=True))
+
+    @property
     def digest(self) -> str:
         """A digest of the versions of all objects."""
         return _digest(self.key)

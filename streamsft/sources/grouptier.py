@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from streamsft.errors import ConfigError
 from streamsft.sources.blockrows import DecodedBlock
-from streamsft.sources.publish import remove, temporary_name
+from streamsft.sources.publish import is_abandoned, remove, temporary_name
 
 __all__ = ["DiskTier", "Tier"]
 
@@ -75,6 +75,7 @@ class DiskTier:
         self.folder = Path(tier.dir).expanduser().absolute()
         self.budget = tier.budget
         self._said = False
+        self._cleaned = False
 
     def name(self, content: Sequence[Any]) -> str:
         """The name of the file for what `content`, as JSON, says of its rows."""
@@ -127,6 +128,7 @@ class DiskTier:
     def _reserved(self, temporary: Path, size: int) -> bool:
         """Make a file of `size` bytes, so that others count them; False if there cannot be room for it."""
         with self._alone():
+            self._clean_up()
             if not self._make_room(size):
                 return False
             with open(temporary, "xb") as file:
@@ -152,6 +154,14 @@ class DiskTier:
         """Bytes that the files take, those that are being written included."""
         with self._alone():
             return sum(size for _, size, _ in self._files())
+
+    def _clean_up(self) -> None:
+        """Remove what processes that were killed have left half written, the first time that something is kept."""
+        if not self._cleaned:
+            for _, _, place in self._files():
+                if place.name.startswith(".") and is_abandoned(place):
+                    self._remove(place)
+            self._cleaned = True
 
     def _make_room(self, size: int) -> bool:
         """Remove the files used longest ago until `size` bytes more fit; False if they never can."""

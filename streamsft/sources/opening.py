@@ -59,12 +59,12 @@ class Layout:
 
     Attributes:
         kind: ``arrow``, ``parquet`` or ``json``; ``memory`` where they do not.
-        sizes: bytes of each file, in the order of the manifest's files.
+        files: name and size in bytes of each file, in the order of the rows.
         blocks: row groups or record batches; 0 in text files.
     """
 
     kind: str
-    sizes: tuple[int, ...] = ()
+    files: tuple[tuple[str, int], ...] = ()
     blocks: int = 0
 
 
@@ -173,7 +173,7 @@ def _open_ours(path: Path, extras: Sequence[str], *, verify: bool, engine: Engin
 
 def _layout(files: StoreFiles, rows: StoreRows) -> Layout:
     blocks = rows.blocks if isinstance(rows, MappedRows | BlockRows) else 0
-    return Layout(kind=files.kind, sizes=tuple(file.size for file in files.files), blocks=blocks)
+    return Layout(kind=files.kind, files=tuple((file.name, file.size) for file in files.files), blocks=blocks)
 
 
 def _sidecar(

@@ -19,6 +19,7 @@ __all__ = [
     "clean_up_after_the_dead",
     "fsync_directory",
     "fsync_file",
+    "is_abandoned",
     "remove",
     "temporary_name",
     "try_rename",
@@ -97,18 +98,22 @@ def temporary_name(path: Path) -> Path:
 
 
 def clean_up_after_the_dead(path: Path) -> None:
-    """Remove what killed writers of `path` have left beside it.
-
-    A temporary name of this machine whose process is gone is removed at once; one of another machine when nothing in
-    it has changed for a day.
-    """
-    host = _host()
+    """Remove what killed writers of `path` have left beside it; see `is_abandoned`."""
     for place in path.parent.glob(f".{_escape(path.name)}.tmp-*"):
-        owner, _, pid = place.name.rpartition(".tmp-")[2].rpartition("-")[0].partition("-")
-        if not pid.isdigit():
-            continue
-        if not _alive(int(pid)) if owner == host else _untouched_for(place) > _STALE_SECONDS:
+        if is_abandoned(place):
             remove(place)
+
+
+def is_abandoned(place: Path) -> bool:
+    """Whether `place` has a temporary name whose writer was killed.
+
+    That is so at once if the writer was a process of this machine, and if it was one of another machine when nothing
+    in `place` has changed for a day.
+    """
+    owner, _, pid = place.name.rpartition(".tmp-")[2].rpartition("-")[0].partition("-")
+    if not pid.isdigit():
+        return False
+    return not _alive(int(pid)) if owner == _host() else _untouched_for(place) > _STALE_SECONDS
 
 
 def _escape(name: str) -> str:

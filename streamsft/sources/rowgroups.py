@@ -179,7 +179,7 @@ class RowGroupStore:
     @property
     def layout(self) -> Layout:
         """How the rows lie in their files."""
-        return Layout(kind="parquet", sizes=tuple(file.size for file in self._known.files), blocks=self.groups)
+        return Layout(kind="parquet", files=self._known.sizes, blocks=self.groups)
 
     @property
     def group_bounds(self) -> Ints:

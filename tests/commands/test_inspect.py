@@ -51,6 +51,20 @@ def test_a_report_tells_what_a_store_holds(tmp_path: Path) -> None:
         assert part in printed
 
 
+def test_a_converted_store_lists_its_own_files_and_what_it_was_made_of(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    for name in "abcde":
+        write_parquet(ROWS, tmp_path / "from" / f"{name}.parquet")
+    console = quiet()
+    ss.convert(tmp_path / "from", tmp_path / "to", console=quiet())
+    report = ss.inspect(tmp_path / "to", console=console)
+    data = sorted((tmp_path / "to").glob("*.arrow"))
+    assert report.files == tuple((file.name, file.stat().st_size) for file in data)
+    assert report.origins == tuple(f"{name}.parquet" for name in "abcde")
+    assert "a.parquet, b.parquet, c.parquet, 2 more" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert ss.inspect(tmp_path / "from", console=quiet()).origins == ()
+
+
 def test_verify_reads_everything_again_and_tells_how_far_it_is(tmp_path: Path) -> None:
     write_parquet(ROWS, tmp_path / "a.parquet")
     write_parquet(ROWS, tmp_path / "b.parquet")
@@ -108,7 +122,7 @@ def test_any_layout_becomes_any_other(
     store = ss.convert(SOURCES[source](tmp_path), tmp_path / target, **options, console=quiet())
     assert contents(store) == ROWS
     assert store.fingerprint == ss.TokenStore.from_rows(ROWS).fingerprint
-    assert len(store.layout.sizes) >= files
+    assert len(store.layout.files) >= files
     assert not list(tmp_path.glob(".*.tmp-*"))
     if options.get("to") == "parquet":
         for file in sorted((tmp_path / target).glob("*.parquet")):
@@ -164,6 +178,7 @@ def test_extras_are_taken_along(tmp_path: Path) -> None:
     [
         ("there", {}, "exists already; remove it"),
         ("t.jsonl", {}, "stores are written as a directory, .arrow or .parquet"),
+        ("t.txt", {}, "stores are written as a directory, .arrow or .parquet"),
         ("t.parquet", {"to": "arrow"}, "is named as parquet, and arrow is asked for"),
         ("t.parquet", {"file_tokens": 5}, "is one file; give a directory"),
         ("t", {"file_tokens": 5}, "file_tokens: goes with arrow or parquet"),

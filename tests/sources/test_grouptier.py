@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from streamsft.errors import ConfigError
 from streamsft.sources.blockrows import DecodedBlock
 from streamsft.sources.grouptier import DiskTier, Tier
+from tests.processes import start
 
 
 def block(tokens: int = 1000, seed: int = 0, note: bool = False) -> DecodedBlock:
@@ -71,6 +73,33 @@ def test_many_writers_stay_within_the_budget(tmp_path: Path) -> None:
         list(pool.map(put, range(200)))
     assert max(most) <= 1.05 * tiers[0].budget
     assert tiers[0].used() > 0.5 * tiers[0].budget
+
+
+def write_until_killed(folder: str) -> None:
+    def hang(_: int) -> None:
+        print("half written", flush=True)
+        signal.pause()
+
+    os.fsync = hang
+    DiskTier(Tier(dir=folder, budget=1 << 20)).put("killed.arrow", block())
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_not_what_another_writes(tmp_path: Path) -> None:
+    writer = start(write_until_killed, str(tmp_path / "t"))
+    assert writer.readline() == "half written\n"
+    size = _size(tmp_path / "probe")
+
+    def keep(name: str) -> int:
+        tier = DiskTier(Tier(dir=tmp_path / "t", budget=1 << 20))
+        assert same(tier.put(name, block()), block())
+        assert tier.used() == sum(file.stat().st_size for file in tier.folder.glob("*arrow*"))
+        return len(list(tier.folder.glob(".*.tmp-*")))
+
+    assert keep("a.arrow") == 1
+    writer.process.kill()
+    assert writer.end().returncode == -signal.SIGKILL
+    assert keep("b.arrow") == 0
+    assert DiskTier(Tier(dir=tmp_path / "t", budget=1)).used() == 2 * size
 
 
 def test_a_group_larger_than_the_budget_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
