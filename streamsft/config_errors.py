@@ -150,6 +150,8 @@ def _message(error: Mapping[str, Any], path: KeyPath, sections: Sections, data: 
             return f"true or false is needed, got {_shown(given)}"
         case "string_type":
             return f"text is needed, got {_shown(given)}"
+        case "too_short" | "string_too_short" if context["min_length"] == 1:
+            return "is empty; give one or more" if given == [] else "is empty"
         case "list_type":
             return f"a list is needed, got {_shown(given)}"
         case "model_type" | "dict_type" | "model_attributes_type":

@@ -110,7 +110,8 @@ def test_a_config_can_be_given_as_a_mapping_or_as_a_config() -> None:
         ("path: data/toolformer.json", "path: x, split: train", "'split' goes with 'hub'"),
         ("path: data/toolformer.json", "store: x, format: alpaca", "'format' is about text"),
         ("path: data/toolformer.json", "path: '${NO_SUCH_VARIABLE}'", "variable NO_SUCH_VARIABLE is not set"),
-        ("path: data/toolformer.json", "path: []", "mix.sources.tools.path"),
+        ("path: data/toolformer.json", "path: []", "mix.sources.tools.path: is empty; give one or more"),
+        ("path: data/toolformer.json", "path: ''", "mix.sources.tools.path[0]: is empty"),
         (
             "metrics: {log_every: 10, sinks: [tensorboard]}",
             "metrics: 4",

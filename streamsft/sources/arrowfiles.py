@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streamsft.errors import StoreError
 from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.manifest import check_footer
+from streamsft.sources.parquetfiles import ARROW, PARQUET
 
 __all__ = ["ArrowFile", "Placed"]
-
-_MAGIC = b"ARROW1"
 
 
 class Placed(NamedTuple):
@@ -45,7 +45,9 @@ class ArrowFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
             self._source = pa.BufferReader(pa.py_buffer(self._map or b""))
             self.bytes: NDArray[np.uint8] = np.frombuffer(self._map or b"", np.uint8)
-            self._indexed = self.bytes[: len(_MAGIC)].tobytes() == _MAGIC
+            self._indexed = self.bytes[: len(ARROW)].tobytes() == ARROW
+            if self.bytes[: len(PARQUET)].tobytes() == PARQUET:
+                raise StoreError(f"{path}: is a Parquet file; name it so, with .parquet at its end")
             if not self._indexed:
                 check_footer(Path(path))
             self._source.seek(0)

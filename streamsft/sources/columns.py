@@ -50,7 +50,9 @@ class Ragged:
         return values != UNSUPERVISED if self.labels else values
 
 
-def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = False, labels: bool = False) -> Ragged:
+def ragged(
+    array: pa.Array, where: str, *, first_row: int = 0, bits: bool = True, floats: bool = False, labels: bool = False
+) -> Ragged:
     """Read one chunk of a list column without copying, as far as its layout allows.
 
     Lists, large lists and fixed-size lists of integers or booleans, sliced or not, are read in place.
@@ -60,6 +62,7 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
         array: the chunk.
         where: what holds it, for messages.
         first_row: number of its first row, for messages.
+        bits: whether lists of booleans will do, which are no token ids.
         floats: whether lists of floating-point numbers will do, for masks of 0.0 and 1.0.
         labels: whether the lists are labels; see `Ragged`.
 
@@ -70,7 +73,8 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
         array = array.storage
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return ragged(array.dictionary_decode(), where, first_row=first_row, floats=floats, labels=labels)
+        decoded = array.dictionary_decode()
+        return ragged(decoded, where, first_row=first_row, bits=bits, floats=floats, labels=labels)
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
     if array.null_count:
         row = first_row + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
@@ -86,8 +90,8 @@ def ragged(array: pa.Array, where: str, *, first_row: int = 0, floats: bool = Fa
     else:
         values, offsets = array.values, _offsets(array)
     found = _with_values(values, offsets, where, first_row, floats)
-    if labels and found.bit_offset >= 0:
-        raise StoreError(f"{where}: needs lists of integers, found {kind}; a label is a token id or -100")
+    if found.bit_offset >= 0 and not bits:
+        raise StoreError(f"{where}: needs lists of integers, found {kind}; write token ids{' or -100' * labels}")
     return replace(found, labels=True) if labels else found
 
 

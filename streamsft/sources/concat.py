@@ -9,6 +9,8 @@ from typing import Any, final
 import numpy as np
 
 from streamsft.errors import ConfigError
+from streamsft.sources.indexing import rows_at
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.types import Int32s, Ints, Sample
 
@@ -29,14 +31,19 @@ class ConcatStore:
     For streams that are mixed by weight without end there is `Interleave`.
 
     Args:
-        stores: at least one; their names are what `Sample.source` says.
+        stores: at least one; their names are what `Sample.source` says. Of another `ConcatStore` its stores are taken.
 
     Raises:
-        ConfigError: there is none, or two have the same name.
+        ConfigError: there is none, something else is given, or two have the same name.
     """
 
-    def __init__(self, stores: Sequence[TokenStore]) -> None:
-        self.stores = tuple(stores)
+    def __init__(self, stores: Sequence[TokenStore | RowGroupStore | ConcatStore]) -> None:
+        found: list[TokenStore | RowGroupStore] = []
+        for store in stores:
+            if not isinstance(store, TokenStore | RowGroupStore | ConcatStore):
+                raise ConfigError(f"ConcatStore: {store!r} is no store; open it first (TokenStore.open)")
+            found += store.stores if isinstance(store, ConcatStore) else [store]
+        self.stores: tuple[TokenStore | RowGroupStore, ...] = tuple(found)
         names = [store.name for store in self.stores]
         if not names:
             raise ConfigError("ConcatStore: there is no store to concatenate; give at least one")
@@ -63,13 +70,10 @@ class ConcatStore:
         end. Each store is asked once.
 
         Raises:
+            TypeError: something else than the number of a row is asked for.
             IndexError: a row that is not there.
         """
-        rows = len(self)
-        index = np.asarray(indices, np.int64)
-        if len(index) and not -rows <= int(index.min()) <= int(index.max()) < rows:
-            raise IndexError(f"the stores have {rows:,} rows; asked for {index.min()} to {index.max()}")
-        index = np.where(index < 0, index + rows, index)
+        index = rows_at(indices, len(self), "ConcatStore")
         number = self._stops.searchsorted(index, "right")
         starts = self._stops - self.dataset_lengths
         found: list[Any] = [None] * len(index)

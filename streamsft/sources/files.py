@@ -17,7 +17,7 @@ from streamsft.sources.rawbytes import open_bytes
 from streamsft.sources.rawrows import ArrowChunk, Chunk, JsonLines, JsonTexts, ListedRows, RowReader
 from streamsft.sources.tables import read_arrow, read_delimited, read_parquet
 
-__all__ = ["DELIMITERS", "ListedFiles", "RawFiles", "cut", "reading", "told"]
+__all__ = ["DELIMITERS", "ListedFiles", "RawFiles", "check_unchanged", "cut", "reading", "told"]
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -100,7 +100,7 @@ class RawFiles(ListedFiles):
             yield from cut(file, number, before, file.path)
 
     def _known_hash(self, number: int) -> str:
-        _check_unchanged(self.raw_files[number])  # what is remembered is of the file that was listed
+        check_unchanged(self.raw_files[number])  # what is remembered is of the file that was listed
         return super()._known_hash(number)
 
     def _hash(self, number: int) -> str:
@@ -116,10 +116,10 @@ def reading(file: RawFile) -> Iterator[None]:
     Raises:
         DataError: it cannot be read, or has changed.
     """
-    _check_unchanged(file)
+    check_unchanged(file)
     with told(file):
         yield
-    _check_unchanged(file)
+    check_unchanged(file)
 
 
 @contextmanager
@@ -169,7 +169,12 @@ def _read_text(file: RawFile, index: int, stream: BinaryIO, position: Callable[[
             yield JsonLines(file=index, read=position(), data=data, first_line=line)
 
 
-def _check_unchanged(file: RawFile) -> None:
+def check_unchanged(file: RawFile) -> None:
+    """See that a file is still the one that was listed.
+
+    Raises:
+        DataError: it is not, or is gone.
+    """
     try:
         status = os.stat(file.path)
     except OSError as error:

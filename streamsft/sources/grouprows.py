@@ -139,6 +139,7 @@ class GroupRows(OfProcess):
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
         """See `RowGroupStore.read`."""
+        self._begin_here()
         ids: list[Any] = [None] * len(index)
         masks: list[Any] = [None] * len(index)
         for block, places, rows in self._by_group(index):

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from streamsft.errors import StoreError
 from streamsft.sources.carried import values_of
-from streamsft.sources.files import reading
+from streamsft.sources.damage import decoding
+from streamsft.sources.files import check_unchanged, reading
 from streamsft.sources.jsontext import array_elements, holds_array, without_bom
 from streamsft.sources.paths import RawFile
 from streamsft.sources.rawbytes import open_bytes
@@ -127,7 +128,7 @@ def _row_by_row(texts: list[bytes], path: str, row: int, extras: Sequence[str]) 
 
 def _object(text: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(str(text, "utf-8"))
+        value = json.loads(str(text, "utf-8"), object_pairs_hook=_once)
     except UnicodeDecodeError as error:
         raise StoreError(f"{where}: is not UTF-8 ({error}); repair or remove it") from error
     except (ValueError, RecursionError) as error:
@@ -137,22 +138,31 @@ def _object(text: bytes, where: str) -> dict[str, Any]:
     return value
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, no name of which is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
+
+
 @final
 class JsonRows:
     """Rows by number, parsed as they are read.
 
     Args:
-        paths: the files.
+        files: the files.
         carried: the columns that travel with the rows.
         file: number of the file of each row, int32[rows].
         byte: where each row begins in its file, int64[rows].
     """
 
-    def __init__(self, paths: Sequence[str], carried: Sequence[str], file: Int32s, byte: Ints) -> None:
+    def __init__(self, files: Sequence[RawFile], carried: Sequence[str], file: Int32s, byte: Ints) -> None:
         self._carried = tuple(carried)
         self._file = file
         self._byte = byte
-        self._paths = list(paths)
+        self._files = list(files)
         self._maps: dict[int, mmap.mmap | bytes] = {}
 
     def read(self, index: Ints) -> tuple[list[Int32s], list[Bools]]:
@@ -160,6 +170,7 @@ class JsonRows:
 
         Raises:
             IndexError: a row that is not there.
+            DataError: a file is not what it was.
         """
         ids: list[Int32s] = []
         masks: list[Bools] = []
@@ -189,18 +200,21 @@ class JsonRows:
         decode = json.JSONDecoder().raw_decode
         for file, start, stop in zip(files, starts, stops.tolist(), strict=True):
             data = self._mapped(file)
-            text = str(data[start : len(data) if stop < 0 else stop], "utf-8")
-            yield decode(text)[0]
+            with decoding(self._files[file].path):
+                text = str(data[start : len(data) if stop < 0 else stop], "utf-8")
+                row = decode(text)[0]
+            yield row
 
     def _mapped(self, file: int) -> mmap.mmap | bytes:
         data = self._maps.get(file)
         if data is None:
             maps = dict(list(self._maps.items())[-_OPEN:])  # replaced, not changed: other threads may read it
-            data = maps[file] = _map(self._paths[file])
+            data = maps[file] = _map(self._files[file])
             self._maps = maps
         return data
 
 
-def _map(path: str) -> mmap.mmap | bytes:
-    with open(path, "rb") as file:
+def _map(listed: RawFile) -> mmap.mmap | bytes:
+    check_unchanged(listed)
+    with open(listed.path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b""

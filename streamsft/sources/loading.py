@@ -7,8 +7,10 @@ from typing import Literal, final
 
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import Block, DecodedBlock
+from streamsft.sources.files import check_unchanged
 from streamsft.sources.forkgate import OfProcess
 from streamsft.sources.parquetfiles import ParquetFile
+from streamsft.sources.paths import RawFile
 from streamsft.sources.storecolumns import StoreColumns
 
 __all__ = ["BlockLoader"]
@@ -22,13 +24,13 @@ class BlockLoader(OfProcess):
     """Decodes blocks of files; a file is opened when it is first read, and again in a forked process.
 
     Args:
-        paths: the files, by number.
+        files: the files, by number.
         kind: what they are.
         extras: columns that travel with the rows.
     """
 
-    def __init__(self, paths: Sequence[str], kind: Literal["arrow", "parquet"], extras: Sequence[str]) -> None:
-        self._paths = list(paths)
+    def __init__(self, files: Sequence[RawFile], kind: Literal["arrow", "parquet"], extras: Sequence[str]) -> None:
+        self._files = list(files)
         self._kind = kind
         self._extras = tuple(extras)
 
@@ -39,12 +41,13 @@ class BlockLoader(OfProcess):
         """The rows of a block.
 
         Raises:
-            StoreError: its file cannot be read, or is not what it was.
+            DataError: its file cannot be read, or is not what it was.
         """
         self._begin_here()
-        path = self._paths[block.file]
+        path = self._files[block.file].path
         file = self._open.pop(block.file, None)
         if file is None:
+            check_unchanged(self._files[block.file])
             file = ParquetFile(path) if self._kind == "parquet" else ArrowFile(path)
         self._open[block.file] = file
         if len(self._open) > _OPEN:

@@ -16,6 +16,7 @@ from streamsft.errors import StoreError
 from streamsft.sources.addresses import MAGIC, is_address, pattern_of, shown
 from streamsft.sources.forkgate import GATE, ForkLock
 from streamsft.sources.objectclients import Client, OpenObject, client_of
+from streamsft.sources.paths import listed
 
 __all__ = ["UNFINISHED", "Location", "Objects"]
 
@@ -45,10 +46,7 @@ class Objects:
     """
 
     def __init__(self, location: Location, filesystem: Any = None) -> None:
-        given = [location] if isinstance(location, str | os.PathLike) else list(location)
-        self._given = [os.fspath(one) for one in given]
-        if not self._given:
-            raise StoreError("store: the list of files is empty; name at least one")
+        self._given = listed(location)
         for place in self._given:
             if is_address(place) and "@" in urlsplit(place).netloc:
                 raise StoreError(

@@ -207,13 +207,12 @@ def _sidecar(
 
 
 def _rows(files: StoreFiles, sidecar: Sidecar, extras: Sequence[str]) -> StoreRows:
-    paths = [file.path for file in files.files]
     if files.kind == "json":
         assert sidecar.index.byte is not None or not len(sidecar.index.row), "text is scanned with its places"
         byte = np.empty(0, np.int64) if sidecar.index.byte is None else sidecar.index.byte
-        return JsonRows(paths, sidecar.carried, sidecar.index.file, byte)
+        return JsonRows(files.files, sidecar.carried, sidecar.index.file, byte)
     if files.kind == "parquet" or sidecar.blocks:
-        return BlockRows(sidecar.blocks, BlockLoader(paths, files.kind, tuple(extras)))
+        return BlockRows(sidecar.blocks, BlockLoader(files.files, files.kind, tuple(extras)))
     return _mapped(files, sidecar.index, sidecar.manifest, extras)
 
 

@@ -8,11 +8,19 @@ from typing import Any, final
 
 import pyarrow as pa
 
+from streamsft.errors import StoreError
 from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.tokennames import IDS
 
-__all__ = ["ParquetFile", "rows_at_a_time"]
+__all__ = ["ARROW", "PARQUET", "ParquetFile", "rows_at_a_time"]
 
+ARROW = b"ARROW1"
+"""The first bytes of an Arrow file in the random-access format."""
+
+PARQUET = b"PAR1"
+"""The first and last bytes of a Parquet file."""
+
+_STREAMED = b"\xff\xff\xff\xff"  # the first bytes of an Arrow stream
 _TOKENS = 4 << 20  # decoded at a time while a file is validated
 
 
@@ -39,6 +47,10 @@ class ParquetFile:
 
         self.path = path
         with self._reading():
+            with open(path, "rb") as file:
+                head = file.read(len(ARROW))
+            if head.startswith((ARROW, _STREAMED)):
+                raise StoreError(f"{path}: is an Arrow file; name it so, with .arrow at its end")
             self._file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
             self.schema: pa.Schema = checked_schema(self._file.schema_arrow)
             self.metadata = self._file.metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TypeAlias, final
@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 from streamsft.errors import ConfigError, DataError
 from streamsft.sources.addresses import is_address, shown
 
-__all__ = ["FORMATS", "Paths", "RawFile", "file_kind", "find_files", "known_files", "nearest"]
+__all__ = ["FORMATS", "Paths", "RawFile", "file_kind", "find_files", "known_files", "listed", "nearest"]
 
 Paths: TypeAlias = "str | PathLike[str] | Sequence[str | PathLike[str]]"
 
@@ -67,10 +67,7 @@ def find_files(paths: Paths) -> tuple[RawFile, ...]:
         DataError: nothing is there, or nothing that can be read.
         ConfigError: the list is empty, or names a file twice.
     """
-    given = [paths] if isinstance(paths, str | PathLike) else list(paths)
-    if not given:
-        raise ConfigError("path: the list is empty; name at least one file")
-    found = [file for path in given for file in _expand(os.path.expanduser(os.fspath(path)))]
+    found = [file for path in listed(paths) for file in _expand(os.path.expanduser(path))]
     seen: set[str] = set()
     for path in found:
         if (real := os.path.realpath(path)) in seen:
@@ -78,6 +75,27 @@ def find_files(paths: Paths) -> tuple[RawFile, ...]:
         seen.add(real)
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
     return tuple(_raw_file(path, os.path.relpath(os.path.abspath(path), folder)) for path in found)
+
+
+def listed(paths: Paths) -> list[str]:
+    """The paths that are given, one by one.
+
+    Raises:
+        ConfigError: there is none, or one is empty or no path.
+    """
+    given = [paths] if isinstance(paths, str | PathLike) else paths
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ConfigError(f"path: {given!r} is no path and no list of paths")
+    found = []
+    for path in given:
+        if not isinstance(path, str | PathLike) or not isinstance(os.fspath(path), str):
+            raise ConfigError(f"path: {path!r} is no path; give a text or a pathlib.Path")
+        if not os.fspath(path):
+            raise ConfigError("path: is empty; name a file or a directory (the one you are in is .)")
+        found.append(os.fspath(path))
+    if not found:
+        raise ConfigError("path: the list is empty; name at least one file")
+    return found
 
 
 def _expand(path: str) -> list[str]:
@@ -95,7 +113,14 @@ def _expand(path: str) -> list[str]:
         matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
         if matches:
             return known_files(matches, f"{path}: the pattern")
+    if os.path.islink(path):
+        raise DataError(_broken(path))
     raise DataError(f"{path}: no such file; {nearest(path)}")
+
+
+def _broken(link: str) -> str:
+    """What is wrong with a link that leads nowhere."""
+    return f"{link}: is a link to {os.readlink(link)}, which is not there; mend or remove it"
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -128,7 +153,10 @@ def known_files(files: list[str], what: str) -> list[str]:
 
 def _raw_file(path: str, name: str) -> RawFile:
     kind = file_kind(path)
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise DataError(_broken(path) if os.path.islink(path) else f"{path}: cannot be read: {error}") from error
     return RawFile(
         path=path,
         name=name.replace(os.sep, "/"),

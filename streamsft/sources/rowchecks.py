@@ -33,12 +33,12 @@ def checked_row(row: Mapping[str, Any], where: str) -> tuple[Int32s, Bools]:
         raise StoreError(
             f"{where}: has a {SHARED}, so it is a preference pair, which JSON does not hold; write Arrow or Parquet"
         )
-    ids = _numbers(row[IDS], f"{where}, {IDS}")
+    ids = _numbers(row[IDS], f"{where}, {IDS}", "iu")
     _check(ids, (ids < 0) | (ids > _MAX_ID), f"{where}: {IDS}", f"allowed are 0 to {_MAX_ID:,}")
     found: list[Bools] = []
     for name in (MASK, LABELS, ATTENTION):
         if name in row:
-            values = _numbers(row[name], f"{where}, {name}", floats=name != LABELS)
+            values = _numbers(row[name], f"{where}, {name}", "iu" if name == LABELS else "iubf")
             if len(values) != len(ids):
                 raise StoreError(
                     f"{where}: {IDS} has {len(ids):,} entries, {name} {len(values):,}; they must be equally long"
@@ -67,14 +67,27 @@ def _check(values: NDArray[Any], wrong: Bools, what: str, fix: str) -> None:
         raise StoreError(f"{what} holds {values[int(np.argmax(wrong))]}; {fix}")
 
 
-def _numbers(values: Any, where: str, *, floats: bool = False) -> NDArray[Any]:
-    """`values` as a flat array of integers or booleans; None counts as empty."""
+def _numbers(values: Any, where: str, kinds: str) -> NDArray[Any]:
+    """`values` as a flat array of numbers of these `kinds`, as numpy calls them."""
+    if values is None:
+        raise StoreError(f"{where}: is null; remove the row, or write a list, which may be empty")
     try:
-        array = np.asarray([] if values is None else values)
+        array = np.asarray(values)
     except (ValueError, OverflowError) as error:
         raise StoreError(f"{where}: needs a flat list of integers ({error})") from error
-    kinds = "iubf" if floats else "iub"
-    if array.ndim != 1 or (array.dtype.kind not in kinds and len(array)):
-        found = "null or other values" if array.dtype == object else f"{array.dtype}{list(array.shape)}"
+    if array.ndim != 1:
+        found = type(values).__name__ if array.ndim == 0 else f"lists in it, {list(array.shape)}"
         raise StoreError(f"{where}: needs a flat list of integers, found {found}")
-    return array if len(array) else array.astype(np.int32)
+    if not len(array):
+        return array.astype(np.int32)
+    mixed = "b" not in kinds and isinstance(values, list) and bool in set(map(type, values))  # numpy makes them 1 and 0
+    if array.dtype.kind not in kinds or mixed:
+        wrong = [value for value in np.asarray(values, object).tolist() if _kind(value) not in kinds]
+        held = wrong[0] if wrong else max(values, key=abs)  # a whole number that no array has room for
+        raise StoreError(f"{where}: needs a flat list of integers, and holds {held!r}; write the row again")
+    return array
+
+
+def _kind(value: Any) -> str:
+    """The kind of a value, as numpy calls it."""
+    return np.asarray(value).dtype.kind if not isinstance(value, int) or isinstance(value, bool) else "i"

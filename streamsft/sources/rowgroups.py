@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, final
 
-import numpy as np
-
 from streamsft.engine import Engine
 from streamsft.errors import StoreError
 from streamsft.sources.forkgate import RENEWING
 from streamsft.sources.groupindex import GroupIndex, open_index, reopen_index
 from streamsft.sources.grouprows import GroupRows, ReadOptions, keeping
 from streamsft.sources.grouptier import Tier
+from streamsft.sources.indexing import rows_at
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.objects import Location, Objects
 from streamsft.sources.opening import Layout
@@ -232,9 +231,8 @@ class RowGroupStore:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of several rows at once, as ``DataLoader`` asks for them; negative indices count from the end."""
-        index = np.asarray(indices, np.int64)
-        index = np.where(index < 0, index + len(self), index)
+        """The samples of several rows at once, as ``DataLoader`` asks for them; see `rows_at` for what is taken."""
+        index = rows_at(indices, len(self), f"source {self._name!r}")
         ids, masks = self.read(index)
         carried = self.read_carried(index)
         extras = [dict(zip(carried, values, strict=True)) for values in zip(*carried.values(), strict=True)]

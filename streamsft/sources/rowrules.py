@@ -121,7 +121,7 @@ def beside_of(batch: pa.RecordBatch, name: str, where: str, first_row: int) -> R
         StoreError: it breaks the rule; names the row.
     """
     column = f"{where}, column {name}"
-    return ragged(batch.column(name), column, first_row=first_row, floats=name == ATTENTION)
+    return ragged(batch.column(name), column, first_row=first_row, bits=name == ATTENTION, floats=name == ATTENTION)
 
 
 def check_beside(

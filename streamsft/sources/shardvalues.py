@@ -107,7 +107,7 @@ class Piece:
         if any(column.null_count for column in columns):
             return None
         try:
-            ids, mask = (ragged(column, self.file) for column in columns)
+            ids, mask = ragged(columns[0], self.file, bits=False), ragged(columns[1], self.file)
         except StoreError:  # decoding the rows one by one tells which of them is wrong, and how
             return None
         first, last = int(ids.offsets[0]), int(ids.offsets[-1])

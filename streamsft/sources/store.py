@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
-import numpy as np
 import pyarrow as pa
 
 from streamsft.engine import Engine
 from streamsft.errors import StoreError
+from streamsft.sources.indexing import rows_at
 from streamsft.sources.manifest import Manifest
 from streamsft.sources.opening import Layout, Opened, open_store, open_table
 from streamsft.sources.pairs import carried_names, with_pairs
@@ -237,15 +237,10 @@ class TokenStore:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of several rows at once, as ``DataLoader`` asks for them; negative indices count from the end."""
-        index = np.asarray(indices, np.int64)
+        """The samples of several rows at once, as ``DataLoader`` asks for them; see `rows_at` for what is taken."""
+        index = rows_at(indices, len(self), f"source {self._name!r}")
         if not len(index):
             return []
-        rows, lowest, highest = len(self), int(index.min()), int(index.max())
-        if not -rows <= lowest <= highest < rows:
-            raise IndexError(f"source {self._name!r} has {rows:,} rows; asked for {lowest} to {highest}")
-        if lowest < 0:
-            index = np.where(index < 0, index + rows, index)
         ids, masks = self.read(index)
         columns = self.read_carried(index)
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

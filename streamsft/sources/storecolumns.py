@@ -112,11 +112,12 @@ def decode(batch: pa.RecordBatch, columns: StoreColumns, where: str, first_row: 
     """
     labels = columns.supervision == LABELS
     with decoding(where):
-        ids = ragged(batch.column(IDS), f"{where}, column {IDS}", first_row=first_row)
+        ids = ragged(batch.column(IDS), f"{where}, column {IDS}", first_row=first_row, bits=False)
         mask = ragged(
             batch.column(columns.supervision),
             f"{where}, column {columns.supervision}",
             first_row=first_row,
+            bits=not labels,
             floats=not labels,
             labels=labels,
         )

@@ -13,7 +13,7 @@ from typing import Literal, final
 from streamsft.errors import DataError, StoreError
 from streamsft.sources.addresses import is_address, shown
 from streamsft.sources.manifest import MANIFEST_FILE
-from streamsft.sources.paths import FORMATS, Paths, RawFile, find_files
+from streamsft.sources.paths import FORMATS, Paths, RawFile, find_files, listed
 
 __all__ = ["STATE_FILE", "Kind", "StoreFiles", "absolute", "data_files", "find_store_files", "name_of"]
 
@@ -57,7 +57,7 @@ def find_store_files(paths: Paths) -> StoreFiles:
     Raises:
         StoreError: nothing is there, or nothing that can be read; there are files of several kinds, or several splits.
     """
-    given = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    given = listed(paths)
     found: list[str] = []
     for path in given:
         if is_address(path):
@@ -66,6 +66,8 @@ def find_store_files(paths: Paths) -> StoreFiles:
                 "Parquet files where they lie with RowGroupStore (a source's `store` and `streamsft inspect` do)"
             )
         path = os.path.expanduser(path)
+        if os.path.isfile(path) and _format(path) not in _KINDS:
+            raise StoreError(f"{path}: holds no tokenized rows; a store is {_READABLE}, or a directory of these")
         found += _below(path) if os.path.isdir(path) else [file.path for file in _located(path)]
     files = _located(found)
     if (special := next((file.path for file in files if not os.path.isfile(file.path)), None)) is not None:
@@ -169,9 +171,8 @@ def data_files(path: Path) -> tuple[list[str], bool]:
 
 def absolute(paths: Paths) -> Path | list[Path]:
     """`paths` wherever the working directory is."""
-    if isinstance(paths, str | os.PathLike):
-        return Path(os.path.abspath(os.path.expanduser(paths)))
-    return [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
+    found = [Path(os.path.abspath(os.path.expanduser(path))) for path in listed(paths)]
+    return found[0] if isinstance(paths, str | os.PathLike) else found
 
 
 def name_of(paths: Path | list[Path]) -> str:

@@ -46,7 +46,7 @@ def test_rows_follow_one_another(both: ConcatStore) -> None:
         ("a", 0), ("a", 24), ("b", 0), ("b", 19), ("c", 14),
     ]  # fmt: skip
     for missing in (60, -61):
-        with pytest.raises(IndexError, match="have 60 rows"):
+        with pytest.raises(IndexError, match="has 60 rows"):
             both[missing]
 
 
@@ -76,6 +76,9 @@ def test_names_must_differ() -> None:
     store = TokenStore.from_rows(ROWS, name="s")
     with pytest.raises(ConfigError, match="two stores are named 's'"):
         ConcatStore([store, store])
+    for other in ("a.parquet", None, [1]):
+        with pytest.raises(ConfigError, match=r"ConcatStore: .* is no store; open it first"):
+            ConcatStore([other])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="give at least one"):
         ConcatStore([])
 

@@ -8,11 +8,16 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from streamsft.errors import ConfigError, StoreError
 from streamsft.sources.base import is_source
+from streamsft.sources.concat import ConcatStore
+from streamsft.sources.rowgroups import RowGroupStore
 from streamsft.sources.store import TokenStore
 from streamsft.types import Sample
 from tests.processes import context
@@ -91,6 +96,19 @@ def test_is_a_map_style_dataset(store: TokenStore) -> None:
     with pytest.raises(IndexError, match="has 5 rows"):
         store[5]
     assert [s.row for s in store] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("asked", [1.5, True, None, "1", slice(2), [0, 1], np.array([True]), np.array([0, 1])])
+def test_rows_are_asked_for_by_number(asked: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": [[1, 2]] * 5, "loss_mask": [[0, 1]] * 5}), tmp_path / "g.parquet")
+    groups, store = RowGroupStore.open(tmp_path / "g.parquet"), TokenStore.from_rows(ROWS, name="s")
+    for dataset in (store, groups, ConcatStore([ConcatStore([store]), groups])):
+        with pytest.raises(TypeError, match=r"a row is asked for by its number, a whole one, not by .*__getitems__"):
+            dataset[asked]
+        with pytest.raises(IndexError, match=r"has \d+ rows; asked for 0 to 10"):
+            dataset.__getitems__([0, 10])
+        assert dataset.__getitems__([]) == []
+        assert dataset.__getitems__(np.array([1, -1], np.int8))[0].row == dataset[torch.tensor(1)].row == 1
 
 
 def test_the_same_rows_have_the_same_fingerprint_everywhere(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamsft.errors import StoreError, StreamsftError
+from streamsft.errors import DataError, StoreError, StreamsftError
 from streamsft.sources.store import TokenStore
 from tests.sources.stores import rows_of, write_indexed, write_lines, write_parquet, write_saved, write_stream
 
@@ -164,9 +165,24 @@ JSON = {
     "no ids": (_rows({"loss_mask": [1]}), "input_ids, row 1: has no list, but null or nothing"),
     "nothing": (_rows({}), "input_ids, row 1: has no list, but null or nothing"),
     "negative id": (_rows({"input_ids": [-1], "loss_mask": [1]}), "row 1: input_ids holds -1; allowed are"),
-    "huge id": (_rows({"input_ids": [2**70], "loss_mask": [1]}), "row 1.*input_ids"),
-    "float id": (_rows({"input_ids": [1.5], "loss_mask": [1]}), "row 1, input_ids: needs a flat list of integers"),
-    "text as ids": (_rows({"input_ids": "ab", "loss_mask": [1, 1]}), "row 1, input_ids: needs a flat list"),
+    "huge id": (
+        _rows({"input_ids": [2**70], "loss_mask": [1]}),
+        f"row 1, .* and holds {2**70}",
+    ),
+    "id of 64 bits": (_rows({"input_ids": [1, 2**64 - 1], "loss_mask": [1, 1]}), f"row 1, .* and holds {2**64 - 1}"),
+    "float id": (
+        _rows({"input_ids": [1.5], "loss_mask": [1]}),
+        "row 1, input_ids: .* integers, and holds 1.5;",
+    ),
+    "truth among ids": (_rows({"input_ids": [2, True], "loss_mask": [1, 1]}), "row 1, input_ids: .* and holds True;"),
+    "truths as ids": (_rows({"input_ids": [True], "loss_mask": [1]}), "row 1, input_ids: .* and holds True;"),
+    "text as ids": (_rows({"input_ids": "ab", "loss_mask": [1, 1]}), "row 1, input_ids: .* integers, found str"),
+    "lists as ids": (_rows({"input_ids": [[1]], "loss_mask": [1]}), "row 1, input_ids: .*, found lists in it"),
+    "an object as ids": (_rows({"input_ids": {"a": 1}, "loss_mask": [1]}), "row 1, input_ids: .*, found dict"),
+    "null ids beside rows that differ": (
+        [{"input_ids": [1], "loss_mask": [1], "x": 1}, {"input_ids": None, "loss_mask": None, "x": "a"}],
+        "row 1, input_ids: is null; remove the row, or write a list, which may be empty",
+    ),
     "null id": (_rows({"input_ids": [None, 2], "loss_mask": [1, 1]}), "row 1: has a null among"),
     "mask of 0.5": (_rows({"input_ids": [1], "loss_mask": [0.5]}), "row 1: loss_mask holds 0.5; write 1"),
     "mask of 7": (_rows({"input_ids": [1], "loss_mask": [7]}), "row 1: loss_mask holds 7; write 1"),
@@ -183,6 +199,37 @@ def test_bad_json_rows_are_refused(rows: list[Any], message: str, tmp_path: Path
             TokenStore.open(tmp_path / name)
 
 
+def test_a_field_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    row = '{"input_ids": [1, 2], "loss_mask": [1, 1], "input_ids": [3, 4]}'
+    _text(tmp_path / "s.jsonl", '{"input_ids": [5], "loss_mask": [1]}\n' + row)
+    with pytest.raises(StoreError, match=r"s\.jsonl, row 1: is no JSON \(it has 'input_ids' twice\)"):
+        TokenStore.open(tmp_path / "s.jsonl")
+
+
+@pytest.mark.parametrize("column", ["input_ids", "labels"])
+def test_lists_of_truths_are_no_tokens(column: str, tmp_path: Path) -> None:
+    values = {"input_ids": [[1, 0]], "labels": [[1, -100]], column: [[True, False]]}
+    pq.write_table(pa.table(values), tmp_path / "s.parquet")
+    with pytest.raises(StoreError, match=rf"column {column}: needs lists of integers, found list<.*bool>; write token"):
+        TokenStore.open(tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize("name", ["s.parquet", "s.jsonl", "s.arrow"])
+@pytest.mark.parametrize("change", ["replaced", "removed", "longer"])
+def test_a_file_that_changes_after_it_was_opened_is_not_read(name: str, change: str, tmp_path: Path) -> None:
+    compressed = partial(write_stream, compression="zstd")
+    write: Callable[..., Path] = {"s.parquet": write_parquet, "s.jsonl": write_lines, "s.arrow": compressed}[name]
+    rows, path = rows_of(20), tmp_path / name
+    store = TokenStore.open(write(rows, path))
+    if change == "removed":
+        path.unlink()
+    else:
+        write(rows[::-1] if change == "replaced" else [*rows, *rows], path)
+        os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match=rf"{path.name}: (changed while it was in use|cannot be read)"):
+        store[3]
+
+
 def _cut(path: Path, size: int) -> Path:
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     return path
@@ -191,6 +238,11 @@ def _cut(path: Path, size: int) -> Path:
 def _text(path: Path, text: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def _link(path: Path, target: str) -> Path:
+    path.symlink_to(target)
     return path
 
 
@@ -247,7 +299,34 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "several splits": (lambda p: _splits(p / "d"), "holds several splits; name .* one of them: test, train"),
     "text": (lambda p: _text(p / "s.csv", "a,b"), "s.csv: holds no tokenized rows; a store is .arrow, .parquet"),
-    "an unknown ending": (lambda p: _text(p / "s.bin", "x"), "s.bin: unknown kind of file"),
+    "an unknown ending": (lambda p: _text(p / "s.bin", "x"), "s.bin: holds no tokenized rows; a store is"),
+    "a link to nothing": (
+        lambda p: _link(p / "s.parquet", "gone.parquet"),
+        "s.parquet: is a link to gone.parquet, which is not there; mend or remove it",
+    ),
+    "a link to itself": (lambda p: _link(p / "s.parquet", "s.parquet"), "is a link to s.parquet, which is not there"),
+    "a link to nothing in a directory": (
+        lambda p: _link(p / "s.parquet", "gone.parquet").parent,
+        "s.parquet: is a link to gone.parquet, which is not there; mend or remove it",
+    ),
+    "Parquet named Arrow": (
+        lambda p: write_parquet(ROWS, p / "s.parquet").rename(p / "s.arrow"),
+        "s.arrow: is a Parquet file; name it so, with .parquet at its end",
+    ),
+    "an Arrow file named Parquet": (
+        lambda p: write_indexed(ROWS, p / "s.arrow").rename(p / "s.parquet"),
+        "s.parquet: is an Arrow file; name it so, with .arrow at its end",
+    ),
+    "an Arrow stream named Parquet": (
+        lambda p: write_stream(ROWS, p / "s.arrow").rename(p / "s.parquet"),
+        "s.parquet: is an Arrow file; name it so, with .arrow at its end",
+    ),
+    "nothing named": (lambda p: "", "path: is empty; name a file or a directory"),
+    "nothing named in a list": (lambda p: [""], "path: is empty; name a file or a directory"),
+    "None": (lambda p: None, "path: None is no path and no list of paths"),
+    "a number": (lambda p: 5, "path: 5 is no path and no list of paths"),
+    "bytes": (lambda p: b"s.parquet", "path: b's.parquet' is no path and no list"),
+    "a list of other things": (lambda p: [p, None], "path: None is no path; give a text or a pathlib.Path"),
     "an empty list": (lambda p: [], "the list is empty"),
     "a file twice": (lambda p: [write_parquet(ROWS, p / "s.parquet")] * 2, "s.parquet: listed twice"),
     "a stream cut off": (
