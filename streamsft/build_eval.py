@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from streamsft.build_sources import Transforms, all_sources, build_held_out, build_source, check_inputs, naming
+from streamsft.build_sources import Transforms, all_sources, build_held_out, build_source, check_inputs
 from streamsft.build_stores import Tokens
 from streamsft.config import Config, EvalSetConfig, SourceConfig
 from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
 from streamsft.engine import Engine
+from streamsft.shown import naming
 from streamsft.sources.streaming import StreamingSource
 from streamsft.stream.evaluation import EvalLoader
 from streamsft.training.evaluating import Evaluation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,6 +13,7 @@ from streamsft.config_rules import HELD
 from streamsft.encoders import Encoders
 from streamsft.engine import Engine
 from streamsft.errors import ConfigError, DataError
+from streamsft.shown import naming
 from streamsft.sources.hub import HubDataset
 from streamsft.sources.paths import find_files
 from streamsft.sources.store import TokenStore
@@ -271,14 +271,3 @@ def check_inputs(sources: Mapping[str, SourceConfig], transforms: Transforms) ->
         raise problems[0]
     if problems:
         raise DataError("\n  ".join([f"{len(problems)} sources cannot be read:", *map(str, problems)]))
-
-
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Have errors about data raised in the block begin with the name of the source that they are about."""
-    try:
-        yield
-    except DataError as error:
-        if str(error).startswith("source "):
-            raise
-        raise type(error)(f"source {source}: {error}") from error

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["cause", "counted", "placed"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streamsft.errors import DataError
+
+__all__ = ["cause", "counted", "naming", "placed"]
 
 
 def counted(value: float) -> str:
@@ -20,6 +25,17 @@ def counted(value: float) -> str:
 def cause(error: Exception) -> str:
     """What is wrong, without the number and the path that Python puts around what the system says."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Have errors about data raised in the block begin with the name of the source that they are about."""
+    try:
+        yield
+    except DataError as error:
+        if str(error).startswith("source "):
+            raise
+        raise type(error)(f"source {source}: {error}") from error
 
 
 def placed(origin: str) -> str:

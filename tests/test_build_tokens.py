@@ -182,6 +182,16 @@ def test_the_tiny_model_is_not_made_as_large_as_a_stray_id(tmp_path: Path) -> No
         train(config, quiet=True)
 
 
+def test_a_row_that_is_never_drawn_is_shown_as_such(tmp_path: Path) -> None:
+    masks = [[0, 1], [1, 0], [0, 0]]
+    pq.write_table(pa.table({"input_ids": [[1, 2]] * 3, "loss_mask": masks}), tmp_path / "s.parquet")
+    config = config_of(tmp_path, {"store": str(tmp_path / "s.parquet")}, tokenizer=True)
+    for row, told in enumerate([0, 1, 1]):
+        console = Console(file=io.StringIO(), width=200)
+        assert preview_row(config, f"s:{row}", console=console) is None
+        assert console.file.getvalue().count("never drawn: no token is supervised that has") == told  # type: ignore[attr-defined]
+
+
 def losses(tmp_path: Path, source: dict[str, Any], run: str) -> list[float]:
     settings = {"steps": 3, "run_dir": str(tmp_path / run), "model": "tiny"}
     config = config_of(tmp_path, source, tokenizer=True, train=settings, metrics={"log_every": 1}, sequence_length=64)

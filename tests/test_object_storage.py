@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -189,7 +190,7 @@ def test_an_object_that_changes_under_a_run_is_refused(s3: S3, disk: Path, tmp_p
     address = s3.upload(disk, "data/changing")
     store = RowGroupStore.open(address, name="rows")
     s3.upload(write_groups(tmp_path / "other", seed=1, length=TOKENS), "data/changing")
-    with pytest.raises(StoreError, match=r"data/changing/part-\d\d\.parquet: has changed"):
+    with pytest.raises(StoreError, match=r"^source rows: s3://.*/data/changing/part-\d\d\.parquet: has changed"):
         first(make_loader(store), 1)
 
 
@@ -201,7 +202,8 @@ def test_storage_that_dies_ends_the_run_and_one_that_comes_back_goes_on(
     s3.dies_after(40)
     told = _train_on_ranks(run, tmp_path)
     assert all(told), "a rank goes on without storage"
-    assert any("could not be read in 1 s" in one or "did not come within" in one for one in told)
+    lost = r"source rows: (s3://\S+: could not be read in 1 s|row group \d+ did not come within)"
+    assert any(re.search(lost, one) for one in told), told
     assert "secret-for-tests" not in "".join(told)
     s3.start(s3.port)
     assert _train_on_ranks(run, tmp_path) == ["", ""]

@@ -159,6 +159,8 @@ def _show_stored(console: Console, store: Tokens, number: int, encoders: Encoder
         raise DataError(f"source {store.name}: the store holds no row {number}; its rows are numbered 0 to {last}")
     ids, masks = store.read(np.array([at]))
     console.print(Rule(f"{store.name}:{number}, {placed(store.origin(at))}", align="left"))
+    if store.first_supervised[at] >= store.lengths[at]:
+        _print(console, "never drawn: no token is supervised that has another before it")
     _show_tokens(console, ids[0], masks[0], encoders)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, final
 
 from streamsft.errors import StoreError
-from streamsft.sources.addresses import shown
 from streamsft.sources.damage import decoding
 from streamsft.sources.objectclients import OpenObject
 from streamsft.sources.objects import Objects
@@ -62,7 +61,7 @@ def versions(objects: Objects, deadline: float) -> list[RemoteFile]:
     paths = retried(objects.listed, objects.shown, deadline)
 
     def version(path: str) -> RemoteFile:
-        opened = retried(lambda: objects.open(path), shown(path), deadline)
+        opened = retried(lambda: objects.open(path), objects.named(path), deadline)
         return RemoteFile(path=path, size=opened.size, version=opened.version)
 
     with ThreadPoolExecutor(min(_THREADS, len(paths)), "streamsft-footers") as pool:
@@ -77,22 +76,23 @@ def read_footers(objects: Objects, files: Sequence[RemoteFile], deadline: float)
     """
 
     def footed(file: RemoteFile) -> RemoteFile:
-        footer = retried(lambda: _footer(objects.open(file.path), file), shown(file.path), deadline)
+        where = objects.named(file.path)
+        footer = retried(lambda: _footer(objects.open(file.path), file, where), where, deadline)
         return RemoteFile(path=file.path, size=file.size, version=file.version, footer=footer)
 
     with ThreadPoolExecutor(min(_THREADS, len(files)), "streamsft-footers") as pool:
         return list(pool.map(footed, files))
 
 
-def check_unchanged(opened: OpenObject, file: RemoteFile) -> None:
-    """Refuse an object that is not the one whose footer is known.
+def check_unchanged(opened: OpenObject, file: RemoteFile, where: str) -> None:
+    """Refuse an object that is not the one whose footer is known; `where` it is, for messages.
 
     Raises:
         StoreError: with both versions.
     """
     if (opened.size, opened.version) != (file.size, file.version):
         raise StoreError(
-            f"{shown(file.path)}: has changed since the store was opened: {file.size:,} bytes, version {file.version}, "
+            f"{where}: has changed since the store was opened: {file.size:,} bytes, version {file.version}, "
             f"are now {opened.size:,} bytes, version {opened.version}; restore it, or begin again with what is there"
         )
 
@@ -109,9 +109,8 @@ def read_exactly(opened: OpenObject, offset: int, length: int) -> bytes:
     return data
 
 
-def _footer(opened: OpenObject, file: RemoteFile) -> bytes:
-    check_unchanged(opened, file)
-    where = shown(file.path)
+def _footer(opened: OpenObject, file: RemoteFile, where: str) -> bytes:
+    check_unchanged(opened, file, where)
     if file.size < 12:
         raise StoreError(f"{where}: is no Parquet file, it has {file.size} bytes; write or copy it again")
     tail = read_exactly(opened, max(0, file.size - _TAIL), min(_TAIL, file.size))
@@ -128,8 +127,8 @@ def _footer(opened: OpenObject, file: RemoteFile) -> bytes:
     return _MARK + tail[-length:]
 
 
-def metadata_of(file: RemoteFile) -> Any:
-    """The `pyarrow.parquet.FileMetaData` of a file.
+def metadata_of(file: RemoteFile, where: str) -> Any:
+    """The `pyarrow.parquet.FileMetaData` of a file; `where` it is, for messages.
 
     Raises:
         StoreError: the footer is damaged.
@@ -137,7 +136,7 @@ def metadata_of(file: RemoteFile) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with decoding(shown(file.path), "its footer is damaged"):
+    with decoding(where, "its footer is damaged"):
         return pq.read_metadata(pa.BufferReader(pa.py_buffer(file.footer)))
 
 

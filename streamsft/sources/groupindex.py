@@ -181,10 +181,10 @@ def _scan(
     validator = Validator(extras=extras)
     blocks = list(reader.blocks())
     last, first_row, behind = -1, 0, 0
-    for block, (batch, read), columns in _in_flight(reader, files, blocks, extras):
+    for block, (batch, read), columns in _in_flight(reader, blocks, extras):
         file = files[block.file]
         first_row = 0 if block.file != last else first_row
-        validator.add(batch, shown(file.path), file=block.file, first_row=first_row)
+        validator.add(batch, reader.name(block.file), file=block.file, first_row=first_row)
         if seen is not None:
             seen(file, block, batch, columns)
         last, first_row, behind = block.file, first_row + block.rows, behind + read
@@ -213,7 +213,7 @@ def _scan_with(
 ) -> Scanned:
     """Go through all rows by row groups that an engine has read and checked; they are counted in order."""
     validator = Validator(extras=extras)
-    places = [shown(file.path) for file in files]
+    places = [reader.name(number) for number in range(len(files))]
     blocks: list[Block] = []
     behind = 0
     for place, checked in engine.map(GroupCheck(reader, places, tuple(extras)), placed(reader.blocks()), what=what):
@@ -228,14 +228,12 @@ def _scan_with(
 _Read = tuple[Block, tuple[pa.RecordBatch, int], StoreColumns]
 
 
-def _in_flight(
-    reader: GroupReader, files: Sequence[RemoteFile], blocks: Sequence[Block], extras: Sequence[str]
-) -> Iterator[_Read]:
+def _in_flight(reader: GroupReader, blocks: Sequence[Block], extras: Sequence[str]) -> Iterator[_Read]:
     flights: deque[tuple[Block, Future[tuple[pa.RecordBatch, int]], StoreColumns]] = deque()
     with ThreadPoolExecutor(_AHEAD, "streamsft-scan") as pool:
         try:
             for block in blocks:
-                columns = StoreColumns.of(reader.schema(block.file), shown(files[block.file].path), extras)
+                columns = StoreColumns.of(reader.schema(block.file), reader.name(block.file), extras)
                 flights.append((block, pool.submit(reader.read, block, columns.checked), columns))
                 if len(flights) >= _AHEAD:
                     block, flight, columns = flights.popleft()

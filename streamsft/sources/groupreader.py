@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple, final
 import pyarrow as pa
 
 from streamsft.errors import StoreError
-from streamsft.sources.addresses import shown
 from streamsft.sources.blockrows import Block
 from streamsft.sources.damage import checked_schema, decoding
 from streamsft.sources.footers import RemoteFile, check_unchanged, metadata_of, read_exactly
@@ -54,12 +53,16 @@ class GroupReader(OfProcess):
         self._lock = threading.Lock()
         self._metadata: OrderedDict[int, Any] = OrderedDict()
 
+    def name(self, file: int) -> str:
+        """Where file number `file` is, for messages."""
+        return self._objects.named(self._files[file].path)
+
     def metadata(self, file: int) -> Any:
         """The parsed footer of file number `file`."""
         self._begin_here()
         with self._lock:
             if file not in self._metadata:
-                self._metadata[file] = metadata_of(self._files[file])
+                self._metadata[file] = metadata_of(self._files[file], self.name(file))
                 if len(self._metadata) > _FOOTERS:
                     self._metadata.popitem(last=False)
             self._metadata.move_to_end(file)
@@ -75,7 +78,7 @@ class GroupReader(OfProcess):
 
     def schema(self, file: int) -> pa.Schema:
         """The Arrow schema of file number `file`."""
-        with decoding(shown(self._files[file].path), "its footer is damaged"):
+        with decoding(self.name(file), "its footer is damaged"):
             return checked_schema(self.metadata(file).schema.to_arrow_schema())
 
     def read(self, block: Block, columns: Sequence[str]) -> tuple[pa.RecordBatch, int]:
@@ -92,15 +95,16 @@ class GroupReader(OfProcess):
         Raises:
             StoreError: as `read` does.
         """
-        file, metadata = self._files[block.file], self.metadata(block.file)
-        with decoding(shown(file.path), "its footer is damaged"):
+        file, metadata, name = self._files[block.file], self.metadata(block.file), self.name(block.file)
+        with decoding(name, "its footer is damaged"):
             ranges = _ranges(metadata.row_group(block.number), set(columns))
-        parts = retried(lambda: self._bytes(file, ranges), shown(file.path), self._deadline)
-        return lambda: (_decoded(metadata, file, block, columns, parts), sum(map(len, parts.values())))
+        parts = retried(lambda: self._bytes(file, name, ranges), name, self._deadline)
+        where = f"{name}, row group {block.number}"
+        return lambda: (_decoded(metadata, file.size, block, columns, parts, where), sum(map(len, parts.values())))
 
-    def _bytes(self, file: RemoteFile, ranges: Sequence[_Range]) -> dict[int, bytes]:
+    def _bytes(self, file: RemoteFile, name: str, ranges: Sequence[_Range]) -> dict[int, bytes]:
         opened = self._objects.open(file.path)
-        check_unchanged(opened, file)
+        check_unchanged(opened, file, name)
         return {part.start: read_exactly(opened, part.start, part.stop - part.start) for part in ranges}
 
 
@@ -122,17 +126,17 @@ def _ranges(group: Any, columns: set[str]) -> list[_Range]:
 
 
 def _decoded(
-    metadata: Any, file: RemoteFile, block: Block, columns: Sequence[str], parts: dict[int, bytes]
+    metadata: Any, size: int, block: Block, columns: Sequence[str], parts: dict[int, bytes], where: str
 ) -> pa.RecordBatch:
     import pyarrow.parquet as pq
 
-    with decoding(f"{shown(file.path)}, row group {block.number}"):
-        source = pa.PythonFile(_Sparse(parts, file.size), mode="r")
+    with decoding(where):
+        source = pa.PythonFile(_Sparse(parts, size), mode="r")
         reader = pq.ParquetFile(source, metadata=metadata, pre_buffer=False)
         table = reader.read_row_group(block.number, columns=list(columns), use_threads=False)
         batches = table.select(list(columns)).combine_chunks().to_batches()
     if sum(batch.num_rows for batch in batches) != block.rows or len(batches) != 1:
-        raise StoreError(f"{shown(file.path)}, row group {block.number}: has not the {block.rows:,} rows it had")
+        raise StoreError(f"{where}: has not the {block.rows:,} rows it had")
     return batches[0]
 
 

@@ -116,6 +116,10 @@ class Objects:
         scheme = urlsplit(self._given[0]).scheme
         return f"{scheme}://{path}" if scheme == "file" else f"{scheme}://{path.lstrip('/')}"
 
+    def named(self, path: str) -> str:
+        """A path that `listed` gave, for messages."""
+        return shown(self.address(path))
+
     def open(self, path: str) -> OpenObject:
         """Open the object at a `path` of `listed`. No retries.
 

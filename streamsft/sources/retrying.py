@@ -147,10 +147,9 @@ class _SlowReads(OfProcess):
                 time.sleep(left)
             elif time.monotonic() >= self._told_at + _TELL_AGAIN_SECONDS:
                 self._told_at = time.monotonic()
-                logger.warning(
-                    "%s: not read in %g s%s; it is tried again for up to %.0f s more",
-                    *(read.what, _TELL_SECONDS, read.reason, max(0.0, read.deadline - _TELL_SECONDS)),
-                )
+                left = read.deadline - _TELL_SECONDS
+                further = f"it is tried again for up to {left:.0f} s more" if left > 0 else "this attempt is the last"
+                logger.warning("%s: not read in %g s%s; %s", read.what, _TELL_SECONDS, read.reason, further)
 
 
 _slow: Final = _SlowReads()

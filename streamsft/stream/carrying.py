@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from streamsft.shown import naming
 from streamsft.sources.tokennames import GRIDS, PAIR, PIXELS
 from streamsft.stream.documents import Documents
 from streamsft.stream.mixture import Leaf
@@ -31,7 +32,9 @@ def carried_of(leaves: Sequence[Leaf], documents: Documents) -> Carried:
         if not carried_by(leaf):
             continue
         places = np.flatnonzero(documents.source == number)
-        for name, values in leaf.source.read_carried(documents.stored[places]).items():  # type: ignore[union-attr]
+        with naming(leaf.name):
+            carried = leaf.source.read_carried(documents.stored[places])  # type: ignore[union-attr]
+        for name, values in carried.items():
             if name == PAIR:
                 found.setdefault(name, np.zeros((len(documents.source), 2), np.int32))[places] = values
                 continue

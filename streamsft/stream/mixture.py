@@ -13,7 +13,7 @@ import numpy as np
 
 from streamsft.errors import ConfigError, DataError, EmptySourceError
 from streamsft.order.groups import GroupOrder
-from streamsft.shown import placed
+from streamsft.shown import naming, placed
 from streamsft.sources.base import GroupedSource, IdsSource, Source, is_grouped
 from streamsft.sources.promises import Promises, is_checked, promises_of, read_as_promised, read_ids_as_promised
 from streamsft.sources.rowids import RowIds
@@ -123,17 +123,20 @@ class Leaf:
         """Ids (int32[n] each) and masks (bool[n] each) of the stored rows (int64[k]) of a source read by index.
 
         Raises:
-            DataError: a source of one's own failed, or gave another row than it said; names the source and the row.
+            DataError: a row cannot be read, or a source of one's own failed, or gave another row than it said; names
+                the source and the row.
         """
         if self._promises is None:
-            return self.indexed.read(stored)
+            with naming(self.name):
+                return self.indexed.read(stored)
         return read_as_promised(self.indexed, self._promises, stored)
 
     def read_ids(self, stored: Ints) -> RowIds:
         """The same of ids alone, of a source that can read them alone."""
         source = cast(IdsSource, self.source)
         if self._promises is None:
-            given = source.read_ids(stored)
+            with naming(self.name):
+                given = source.read_ids(stored)
             return given if isinstance(given, RowIds) else RowIds.of(given)
         return RowIds.of(read_ids_as_promised(source, self._promises, stored))
 

@@ -55,8 +55,11 @@ def test_what_passes_is_tried_again_with_growing_pauses() -> None:
     assert all(top / 2 <= pause <= top for pause, top in zip(clock.pauses, longest, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("deadline", "further"), [(120.0, "it is tried again for up to 120 s more"), (0.0, "this attempt is the last")]
+)
 def test_the_log_tells_of_what_takes_long_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    deadline: float, further: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = retrying._SlowReads()
     monkeypatch.setattr(retrying, "_TELL_SECONDS", 0.0)
@@ -67,11 +70,9 @@ def test_the_log_tells_of_what_takes_long_once(
         return "read"
 
     for _ in range(2):
-        assert retried(attempt, "s3://b/o", 120.0) == "read"
+        assert retried(attempt, "s3://b/o", deadline) == "read"
         assert until(lambda: not slow._watched)  # and has said so, or not
-    assert [record.getMessage() for record in caplog.records] == [
-        "s3://b/o: not read in 0 s; it is tried again for up to 120 s more"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"s3://b/o: not read in 0 s; {further}"]
 
 
 def test_one_thread_watches_all_reads_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
