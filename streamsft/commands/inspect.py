@@ -72,6 +72,7 @@ class StoreReport:
     def of(cls, store: TokenStore | RowGroupStore) -> StoreReport:
         """What `store` holds; reads its lengths, not its tokens."""
         lengths, manifest, layout = store.lengths, store.manifest, store.layout
+        own = {name for name, _ in layout.files}
         median, p95, longest = (
             np.quantile(lengths, (0.5, 0.95, 1.0), method="higher").tolist() if len(lengths) else (0, 0, 0)
         )
@@ -87,7 +88,7 @@ class StoreReport:
             p95=int(p95),
             longest=int(longest),
             files=layout.files,
-            origins=tuple(name for name in store.files if name not in dict(layout.files)),
+            origins=tuple(name for name in store.files if name not in own),
             row_groups=layout.blocks,
             carried=store.carried,
             tokenizer=manifest.tokenizer,

@@ -78,7 +78,9 @@ def validate(
         try:
             lines.append(f"{name}: {_look(name, source, encoders, packing, transformed=transformed, verify=verify)}")
         except StreamsftError as error:
-            problem = str(error).removeprefix(f"source {name}: ").removeprefix(f"source {name!r} ")
+            problem = str(error)
+            for begins in (f"source {name}: ", f"source {name!r} ", f"source {name!r}, "):
+                problem = problem.removeprefix(begins)
             problems.setdefault(problem, []).append(name)
     if shared or problems:
         unusable = sum(map(len, problems.values()))

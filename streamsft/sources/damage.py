@@ -12,9 +12,7 @@ from streamsft.errors import StoreError, StreamsftError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 __all__ = ["check_buffers", "check_but_text", "checked_schema", "decoding", "is_damage"]
-
 
 _KINDS = (OSError, EOFError, zlib.error, ValueError, LookupError, OverflowError)
 
