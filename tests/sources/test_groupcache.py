@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class Fetches:
     def __call__(self, group: int) -> Decode:
         self.begun.append(group)
         self.arrived.release()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         if (error := self.failure(group)) is not None:
             raise error
         self.done.append(group)
@@ -50,7 +50,7 @@ class Fetches:
 
         return decode
 
-    def cache(self, memory: int = 100 * SIZE, ahead: int = 0, threads: int = 4, deadline: float = 30.0) -> GroupCache:
+    def cache(self, memory: int = 100 * SIZE, ahead: int = 0, threads: int = 4, deadline: float = 60.0) -> GroupCache:
         return GroupCache(self, lambda group: SIZE, memory=memory, ahead=ahead, threads=threads, deadline=deadline)
 
 
@@ -58,7 +58,7 @@ def settle(cache: GroupCache) -> None:
     """Have what is expected fetched, and wait until nothing is under way."""
     cache.get([])
     with cache._changed:
-        assert cache._changed.wait_for(lambda: not cache._fetcher.flights, 30)
+        assert cache._changed.wait_for(lambda: not cache._fetcher.flights, 60)
 
 
 def numbers(blocks: list[DecodedBlock]) -> list[int]:
@@ -81,9 +81,9 @@ def test_groups_are_fetched_side_by_side() -> None:
     thread = threading.Thread(target=cache.get, args=([0, 1, 2],))
     thread.start()
     for _ in range(3):
-        assert fetches.arrived.acquire(timeout=30)
+        assert fetches.arrived.acquire(timeout=60)
     fetches.gate.set()
-    thread.join(30)
+    thread.join(60)
     assert sorted(fetches.done) == [0, 1, 2]
 
 
@@ -97,7 +97,7 @@ def test_threads_that_ask_for_the_same_group_share_one_fetch() -> None:
         thread.start()
     fetches.gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert found == [7] * 4
     assert fetches.done == [7]
 
@@ -153,7 +153,8 @@ def test_what_is_kept_and_read_again_soon_counts_as_fetched_ahead() -> None:
     cache.get([2, 3])  # 0 and 1 make room, and are not fetched again
     cache.expect(0, [(0, 0), (1, 0), (4, 100)])
     cache.get([0, 1])
-    assert sorted(fetches.done) == [0, 1, 2, 3]
+    settle(cache)
+    assert sorted(fetches.done) == [0, 1, 2, 3, 4]
 
 
 def test_what_is_read_sooner_is_fetched_in_place_of_what_is_read_later() -> None:
@@ -196,7 +197,8 @@ def test_one_group_may_be_ahead_though_it_is_larger_than_the_depth() -> None:
     cache.get([5])  # 1 makes room, and is needed after 9
     assert set(cache._early) == {9}
     cache.get([9])
-    assert sorted(fetches.done) == [0, 1, 5, 9]
+    settle(cache)
+    assert sorted(fetches.done) == [0, 1, 1, 5, 9]  # there is room for 1 again
 
 
 def test_what_is_asked_for_with_others_does_not_make_room_for_them() -> None:
@@ -216,7 +218,7 @@ def test_what_nobody_waits_for_any_more_is_not_fetched() -> None:
     def fail(group: int) -> StoreError | None:
         if group == 0:
             return StoreError("no 0")
-        assert raised.wait(30)
+        assert raised.wait(60)
         return None
 
     fetches.failure = fail
@@ -243,25 +245,38 @@ def test_who_waits_for_the_same_group_still_gets_it() -> None:
 
     threads = [threading.Thread(target=first), threading.Thread(target=lambda: found.extend(numbers(cache.get([2]))))]
     threads[0].start()
-    assert fetches.arrived.acquire(timeout=30)
+    assert fetches.arrived.acquire(timeout=60)
     threads[1].start()
     with cache._changed:
-        assert cache._changed.wait_for(lambda: 2 in cache._fetcher.flights, 30)
+        assert cache._changed.wait_for(lambda: 2 in cache._fetcher.flights, 60)
     while cache._fetcher.flights[2].waiting < 2:
         threads[1].join(0.01)
     fetches.gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(raised) == 1
     assert found == [2]
 
 
 def test_the_deadline_is_one_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamsft.sources.groupcache._GRACE", 0.0)
+    now, looked = [0.0], threading.Event()
+
+    def monotonic() -> float:
+        looked.set()
+        return now[0]
+
+    def half_a_second(group: int) -> None:
+        assert looked.wait(60)  # who waits has looked at the clock since the last group
+        looked.clear()
+        now[0] += 0.5
+
+    monkeypatch.setattr("streamsft.sources.groupcache.time", SimpleNamespace(monotonic=monotonic))
     fetches = Fetches()
-    fetches.failure = lambda group: time.sleep(0.05)
+    fetches.failure = half_a_second
     cache = fetches.cache(threads=1, deadline=1.0)
-    assert len(cache.get(list(range(30)))) == 30  # in more than a second
+    assert len(cache.get(list(range(30)))) == 30
+    assert now == [15.0]
 
 
 def test_at_the_end_of_the_process_nothing_is_fetched_ahead() -> None:
@@ -271,7 +286,7 @@ def test_at_the_end_of_the_process_nothing_is_fetched_ahead() -> None:
     cache.expect(0, [(0, 0), (1, 1), (2, 2)])
     assert numbers(cache.get([0])) == [0]
     for thread in list(cache._fetcher.running):
-        thread.join(30)
+        thread.join(60)
     assert fetches.begun == [0]
 
 
@@ -282,7 +297,7 @@ def test_what_comes_later_is_fetched_when_something_is_asked_for() -> None:
     cache.expect(0, [(0, 0), (10, 5), (11, 10)])
     cache.expect(1, [(1, 0), (20, 5), (21, 10)])
     for _ in range(2):
-        assert fetches.arrived.acquire(timeout=30)
+        assert fetches.arrived.acquire(timeout=60)
     assert set(fetches.begun) == {0, 1}
     fetches.gate.set()
     assert numbers(cache.get([0, 1])) == [0, 1]
@@ -324,7 +339,7 @@ def test_readers_share_the_depth_by_who_is_first_in_need() -> None:
     fetches.gate.clear()
     cache.expect(0, [(10, 100), (11, 200)])
     cache.get([])
-    assert fetches.arrived.acquire(timeout=30)
+    assert fetches.arrived.acquire(timeout=60)
     cache.expect(1, [(20, 1), (21, 150)])
     fetches.gate.set()
     settle(cache)
@@ -389,7 +404,8 @@ def test_a_fork_closes_without_the_lock_of_its_parent() -> None:
         assert in_child(lambda: cache.close() is None)
 
 
-def test_after_closing_it_works_again() -> None:
+def test_after_closing_it_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamsft.sources.groupcache._LEAVE", 60.0)
     fetches = Fetches()
     cache = fetches.cache()
     cache.get([1])
