@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ class Storage:
             self.fetching += 1
             self.most_fetching = max(self.most_fetching, self.fetching)
             self.changed.notify_all()
-        assert self.may_fetch.acquire(timeout=30)
+        assert self.may_fetch.acquire(timeout=60)
         with self.changed:
             self.fetching -= 1
             self.changed.notify_all()
@@ -43,7 +44,7 @@ class Storage:
             self.decoding += 1
             self.most_decoding = max(self.most_decoding, self.decoding)
             self.changed.notify_all()
-        assert self.may_decode.acquire(timeout=30)
+        assert self.may_decode.acquire(timeout=60)
         with self.changed:
             self.decoding -= 1
         return BLOCK
@@ -62,8 +63,16 @@ class Storage:
             self.fetcher.wake()
 
     def wait_until(self, **counts: int) -> None:
+        end = time.monotonic() + 60
         with self.changed:
-            assert self.changed.wait_for(lambda: all(self._count(name) == n for name, n in counts.items()), 30)
+            while any(self._count(name) != n for name, n in counts.items()):
+                assert time.monotonic() < end
+                self.changed.wait(0.01)  # not all that is counted tells
+
+    @property
+    def come(self) -> int:
+        """How many have been fetched, and wait to be decoded."""
+        return sum(len(queue) for (come, _), queue in self.fetcher._queues.items() if come)
 
     def _count(self, name: str) -> int:
         value = getattr(self, name)
@@ -122,8 +131,7 @@ def test_what_is_waited_for_is_fetched_and_decoded_before_the_rest(monkeypatch: 
     storage.add(9, demanded=True)
     storage.let(fetches=5)
     for landed in range(1, 6):
-        storage.wait_until(landed=landed - 1, decoding=1)
-        storage.wait_until(fetching=0)
+        storage.wait_until(landed=landed - 1, decoding=1, come=5 - landed)
         storage.let(decodes=1)
     storage.wait_until(landed=5)
     later = storage.begun[1:]  # without the first that came, when nothing else had
@@ -138,7 +146,7 @@ def test_threads_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> No
     storage.add(0, 1)
     storage.wait_until(landed=2)
     for thread in list(storage.fetcher.running):
-        thread.join(30)
+        thread.join(60)
     assert not storage.fetcher.running
 
 
@@ -152,7 +160,7 @@ def test_closed_it_finishes_what_is_waited_for() -> None:
         assert set(storage.fetcher.flights) == {0, 1, 3}
     storage.let(fetches=3, decodes=3)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(storage.landed) == [0, 1, 3]
 
 
