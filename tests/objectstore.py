@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -60,30 +61,46 @@ class S3:
         self._server: Any = None
         self.gets: Counter[tuple[str, str]] = Counter()
         self.faults = Faults()
+        self._lock = threading.Lock()
+        self._ending: threading.Thread | None = None
+        self._held = _bound(0)  # or others might be given the port while the server is stopped
+        self.port = int(self._held.getsockname()[1])
         self.start()
 
-    def start(self, port: int = 0) -> None:
-        """Listen, on the port that it had before if it is given; it dies no more of itself."""
+    def start(self) -> None:
+        """Listen, on the same port each time; it dies no more of itself."""
         from werkzeug.serving import WSGIRequestHandler, make_server
 
-        self._last = -1
+        if self._ending is not None:
+            self._ending.join()
+        self._last, self._ending = -1, None
 
         class Quiet(WSGIRequestHandler):
             def log_request(self, *args: Any, **kwargs: Any) -> None:
                 pass
 
-        self._server = make_server("127.0.0.1", port, self._answer, threaded=True, request_handler=Quiet)
-        self.port = int(self._server.port)
+        with _bound(self.port) as listening:
+            listening.listen(128)
+            self._server = make_server(
+                "127.0.0.1", self.port, self._answer, threaded=True, request_handler=Quiet, fd=listening.fileno()
+            )
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def dies_after(self, gets: int) -> None:
         """Stop of itself when ranges were read so many times from now on."""
-        self._last = sum(self.gets.values()) + gets
+        with self._lock:
+            self._last = sum(self.gets.values()) + gets
 
     def stop(self) -> None:
         """Refuse connections from now on."""
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # forks, which have it open too, would keep it listening
         self._server.shutdown()
         self._server.server_close()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.stop()
+        self._held.close()
 
     def address(self, path: str) -> str:
         """The address of a path in the bucket."""
@@ -117,13 +134,24 @@ class S3:
         if what == "error":
             start("503 Slow Down", [("Content-Length", "0")])
             return [b""]
-        self.gets[environ["PATH_INFO"], wanted] += 1
-        if sum(self.gets.values()) == self._last:
-            threading.Thread(target=self.stop).start()  # not from within an answer, which stopping waits for
+        with self._lock:
+            self.gets[environ["PATH_INFO"], wanted] += 1
+            was_last = sum(self.gets.values()) == self._last
+        if was_last:
+            self._ending = threading.Thread(target=self.stop)  # not from within an answer, which stopping waits for
+            self._ending.start()
         if what == "slow":
             threading.Event().wait(0.1)
         body = self._app(environ, start)
         return _cut(body) if what == "cut" else body
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket at a port of loopback that further ones of this kind can be bound to."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
 
 
 def _cut(body: Iterable[bytes]) -> Iterator[bytes]:
@@ -148,7 +176,7 @@ def s3_server() -> Iterator[S3]:
     try:
         yield server
     finally:
-        server.stop()
+        server.close()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

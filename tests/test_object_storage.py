@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import re
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from streamsft.stream.sourcestream import SourceStream
 from streamsft.types import Shard
 from tests.laws import as_json, first
 from tests.objectstore import S3, Faults, s3_server, write_groups
+from tests.ports import held_port
 
 STEPS = 12
 GROUPS, ROWS = 64, 20
@@ -197,15 +197,16 @@ def test_an_object_that_changes_under_a_run_is_refused(s3: S3, disk: Path, tmp_p
 def test_storage_that_dies_ends_the_run_and_one_that_comes_back_goes_on(
     s3: S3, address: str, expected: list[list[Any]], tmp_path: Path
 ) -> None:
-    run = config(address, tmp_path / "run", io={"memory": 1, "prefetch": 0, "deadline": 1})
+    io = {"memory": 1, "prefetch": 0}
+    run = config(address, tmp_path / "run", io=io)
     RowGroupStore.open(address, name="rows")  # so that no rank has to scan
     s3.dies_after(40)
-    told = _train_on_ranks(run, tmp_path)
+    told = _train_on_ranks(config(address, tmp_path / "run", io={**io, "deadline": 1}), tmp_path)
     assert all(told), "a rank goes on without storage"
     lost = r"source rows: (s3://\S+: could not be read in 1 s|row group \d+ did not come within)"
     assert any(re.search(lost, one) for one in told), told
     assert "secret-for-tests" not in "".join(told)
-    s3.start(s3.port)
+    s3.start()
     assert _train_on_ranks(run, tmp_path) == ["", ""]
     assert audit(tmp_path / "run") == expected
 
@@ -239,11 +240,8 @@ def _read_first(address: str) -> None:
 def _train_on_ranks(run: dict[str, Any], folder: Path) -> list[str]:
     """Train on two ranks; what each failed with, "" for one that did not. A rank that hangs fails the test."""
     context = multiprocessing.get_context("fork")  # all is imported already
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [context.Process(target=_train_as, args=(rank, port, run, folder)) for rank in range(2)]
-    _run_to_the_end(ranks)
+    with held_port() as port:
+        _run_to_the_end([context.Process(target=_train_as, args=(rank, port, run, folder)) for rank in range(2)])
     return [(folder / f"failure-{rank}").read_text() for rank in range(2)]
 
 
