@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,6 +32,7 @@ from streamsft.text.chat import ChatTokenizer
 from streamsft.text.tokenizing import tokenize
 from tests.jobs import FATAL, WRONG, Doubling, Locked, Reading, Released
 from tests.objectstore import S3, s3_server
+from tests.ports import held_port
 from tests.processes import start
 from tests.sources.stores import arrow_table, rows_of
 from tests.text.tokenizers import bpe
@@ -300,13 +300,12 @@ def test_the_end_of_rays_own_process_on_this_machine_is_told(
     engine: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(engine.map(Doubling(), [1], what="numbers")) == [(1, 2)]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = free.getsockname()
-    monkeypatch.setattr(engine._lifeline, "_place", place)
     monkeypatch.setattr(ray_connecting, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(engine._lifeline, "_next", 0.0)
-    with pytest.raises(DataError, match=r"numbers: Ray's process on this machine \(raylet\) has ended; .* again"):
-        list(engine.map(Doubling(), [1], what="numbers"))
+    with held_port() as port:
+        monkeypatch.setattr(engine._lifeline, "_place", ("127.0.0.1", port))
+        with pytest.raises(DataError, match=r"numbers: Ray's process on this machine \(raylet\) has ended; .* again"):
+            list(engine.map(Doubling(), [1], what="numbers"))
 
 
 def test_a_job_that_cannot_travel(engine: RayEngine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from streamsft.commands.train import train
 from tests.pipelines import small_config
+from tests.ports import held_port
 from tests.processes import start
 
 _MESSAGE = "done: 4 steps"
@@ -118,17 +118,14 @@ def check(folder: Path, printed: list[str], whole: dict[int, list[Any]], *, rank
     assert len(caches[0]) == 3
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def test_two_agents_of_two_ranks_make_the_steps_of_one_process(
     tmp_path: Path, one_process: dict[int, list[Any]]
 ) -> None:
     config = write_config(tmp_path / "two")
     nodes = [Node(address="127.0.0.1", interface="lo")] * 2
-    check(config.parent, launch_on(nodes, agent, config, ranks=2, port=free_port()), one_process, ranks=4)
+    with held_port() as port:
+        printed = launch_on(nodes, agent, config, ranks=2, port=port)
+    check(config.parent, printed, one_process, ranks=4)
 
 
 @pytest.fixture
