@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,18 @@ def files(test_data: Path, tmp_path: Path) -> dict[str, Path]:
 
 def workers() -> list[psutil.Process]:
     """The actors of the cluster that this process has started."""
-    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::W")]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # which has ended since
+            if process.name().startswith("ray::W"):
+                found.append(process)
+    return found
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # as one that had been given up
+            process.kill()
 
 
 def assert_same(store: TokenStore, expected: TokenStore) -> None:
@@ -116,8 +128,7 @@ def test_real_rows_give_the_same_store_with_the_workers_killed_in_the_middle(
 
     def kill(done: int, total: int) -> None:
         if not killed:
-            for worker in workers():  # all: one alone may not have been ready yet, and have had nothing to lose
-                worker.kill()
+            kill_all(workers())  # all: one alone may not have been ready yet, and have had nothing to lose
             killed.append(done)
 
     for name, progress in (("gsm8k", False), ("toolformer", kill)):
@@ -236,7 +247,7 @@ def test_a_store_is_checked_on_the_cluster_with_the_same_findings(
     def kill(found: dict[str, str]) -> None:
         if not killed:
             killed.extend(worker for worker in workers() if worker not in others)
-            killed[0].kill()
+            kill_all(killed)
 
     monkeypatch.setattr(ray_engine, "check_versions", kill)
     command = ["inspect", str(path), "--verify", "--engine", "ray", "--processes", "1", "--json"]
