@@ -19,7 +19,6 @@ from streamsft.stream.reading import Valued
 from streamsft.stream.shipping import Buffers, portions
 from streamsft.stream.steps import Mixes, StepPlan, StepPlanner
 from streamsft.stream.topology import Topology
-from streamsft.stream.watch import leave_to_parent
 from streamsft.types import Bools, Int32s, Ints, Shard
 
 __all__ = ["RawSteps"]
@@ -130,7 +129,6 @@ class RawSteps(IterableDataset[bytes]):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each worker has one core
         shard = worker_shard(Shard())
         if self.last_read is not None:  # in a worker process
-            leave_to_parent()
             self.last_read.begin(shard.index)
         yield from portions(self._buffers(shard), shard.index, one_by_one=self.mixes.owned)
 

@@ -22,7 +22,7 @@ from streamsft.sources.lastread import LastRead, Where
 from streamsft.stream.materialize import RawBatch
 from streamsft.stream.rawsteps import RawSteps
 from streamsft.stream.shipping import in_turn, keep_memory, widen
-from streamsft.stream.watch import HangError, Processes, Watch
+from streamsft.stream.watch import HangError, Processes, Watch, leave_to_parent
 from streamsft.text.streaming import check_portable
 
 __all__ = ["StartMethod", "check_picklable", "check_workers", "worker_batches"]
@@ -102,6 +102,7 @@ def _made(
             batch_size=None,
             num_workers=workers,
             prefetch_factor=prefetch,
+            worker_init_fn=_begin,
             multiprocessing_context=processes.context,
             snapshot_every_n_steps=None,
         )
@@ -112,6 +113,11 @@ def _made(
     finally:
         del loader  # so workers end by themselves, save those that hang
         processes.kill()
+
+
+def _begin(worker: int) -> None:
+    """What a worker does before it says that it has started."""
+    leave_to_parent()
 
 
 def _started(loader: StatefulDataLoader[bytes], steps: RawSteps, watch: Watch) -> Iterator[bytes]:

@@ -77,7 +77,8 @@ def _leave_workers(method: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workers_leave_a_signal_to_the_process_they_work_for(number: signal.Signals) -> None:
     expected = laws.first(_loader(source("s", [3, 4, 5])), 60)
-    batches = iter(_loader(source("s", [3, 4, 5]), workers=2, start_method="fork", prefetch=1))
+    options: Any = {"workers": 2, "start_method": "fork", "prefetch": 1, "timeout": None}  # none would be replaced
+    batches = iter(_loader(source("s", [3, 4, 5]), **options))
     found = [next(batches)]
     for worker in active_children():
         if worker.name.startswith("ForkProcess"):
@@ -132,9 +133,7 @@ def test_all_workers_stopped_from_outside_while_their_messages_fill_the_pipe(tmp
 
 
 def test_worker_that_hangs_on_one_row_again_and_again_ends_the_run_with_that_row(tmp_path: Path) -> None:
-    loader = _loader(
-        Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork", timeout=0.3
-    )
+    loader = _loader(Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork")
     says = r"worker 0 \(pid \d+\) read source 'slow' \(slow\.list, row \d.*; so did those that took its place, 3 times"
     with pytest.raises(DataError, match=says):
         laws.first(loader, 40)
