@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from itertools import islice
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def _mix(read: Any) -> Interleave:
     return Interleave([read, source("fine", [5, 6, 3])], [3.0, 1.0], seed=3)
 
 
+def _forks() -> set[BaseProcess]:
+    """The children of this process that are forks of it; those of earlier tests may be among them."""
+    return {child for child in active_children() if child.name.startswith("ForkProcess")}
+
+
 @pytest.mark.parametrize(
     ("method", "hang", "workers"),
     [("fork", stops, 2), ("fork", blocks, 3), ("forkserver", stops, 1)],
@@ -53,7 +59,7 @@ def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     method: str, hang: Callable[[Path], None], workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context()  # the server that workers are forked off has imported what they need
-    flag = tmp_path / "flag"
+    before, flag = _forks(), tmp_path / "flag"
     hanging = Hanging("slow", flag, hang)
     watched = _loader(_mix(hanging), workers=workers, start_method=method)
     run(tmp_path / "watched", STEPS, loader=watched)
@@ -62,7 +68,7 @@ def test_worker_that_hangs_is_named_and_replaced_and_the_audit_is_equal(
     assert re.search(says, caplog.text), caplog.text
     run(tmp_path / "plain", STEPS, loader=_loader(_mix(hanging)))
     assert packs_by_step(tmp_path / "watched") == packs_by_step(tmp_path / "plain")
-    assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
+    assert not _forks() - before
 
 
 def _leave_workers(method: str) -> None:
@@ -76,18 +82,17 @@ def _leave_workers(method: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workers_leave_a_signal_to_the_process_they_work_for(number: signal.Signals) -> None:
-    expected = laws.first(_loader(source("s", [3, 4, 5])), 60)
+    before, expected = _forks(), laws.first(_loader(source("s", [3, 4, 5])), 60)
     options: Any = {"workers": 2, "start_method": "fork", "prefetch": 1, "timeout": None}  # none would be replaced
     batches = iter(_loader(source("s", [3, 4, 5]), **options))
     found = [next(batches)]
-    for worker in active_children():
-        if worker.name.startswith("ForkProcess"):
-            assert worker.pid is not None
-            os.kill(worker.pid, number)
+    for worker in _forks() - before:
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
     found += islice(batches, 59)
     assert laws.first(found, 60) == expected
     batches.close()  # type: ignore[attr-defined]
-    assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
+    assert not _forks() - before
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -118,7 +123,7 @@ def test_worker_of_a_streaming_source_is_named_with_the_file_and_row(
 
 
 def test_all_workers_stopped_from_outside_while_their_messages_fill_the_pipe(tmp_path: Path) -> None:
-    packer = Packer(source("s", range(2, 200)), 1 << 15, lookahead=0)
+    before, packer = _forks(), Packer(source("s", range(2, 200)), 1 << 15, lookahead=0)
     plain = Loader(packer, global_batch_size=4, background=False)
     loader = Loader(packer, global_batch_size=4, workers=2, start_method="fork", timeout=TIMEOUT)
     batches, expected = iter(loader), iter(plain)
@@ -126,18 +131,19 @@ def test_all_workers_stopped_from_outside_while_their_messages_fill_the_pipe(tmp
         batch = next(batches)
         assert laws.samples(batch) == laws.samples(next(expected))
         if step == 1:
-            for child in active_children():
-                if child.name.startswith("ForkProcess") and child.pid is not None:
-                    os.kill(child.pid, signal.SIGSTOP)
+            for child in _forks() - before:
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGSTOP)
     assert loader.state_dict() == plain.state_dict()
 
 
 def test_worker_that_hangs_on_one_row_again_and_again_ends_the_run_with_that_row(tmp_path: Path) -> None:
+    before = _forks()
     loader = _loader(Hanging("slow", tmp_path / "flag", stops, always=True), workers=1, start_method="fork")
     says = r"worker 0 \(pid \d+\) read source 'slow' \(slow\.list, row \d.*; so did those that took its place, 3 times"
     with pytest.raises(DataError, match=says):
         laws.first(loader, 40)
-    assert not [child for child in active_children() if child.name.startswith("ForkProcess")]
+    assert not _forks() - before
 
 
 def _half_a_message(queue: Any) -> None:
