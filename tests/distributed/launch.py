@@ -69,7 +69,7 @@ def _collect(processes: list[BaseProcess], pipes: list[Connection], timeout: flo
             try:
                 error, trace, result = pipe.recv()
             except EOFError:
-                processes[rank].join(5)
+                processes[rank].join(60)
                 raise RuntimeError(f"rank {rank} ended with exit code {processes[rank].exitcode}") from None
             if error is not None:
                 error.add_note(f"on rank {rank}:\n{trace}")

@@ -159,7 +159,7 @@ def test_a_fork_in_the_middle_keeps_nobody_out(tmp_path: Path) -> None:
             os._exit(0)
     try:
         with ThreadPoolExecutor(1) as pool:
-            assert same(pool.submit(tier.put, "a.arrow", block()).result(timeout=30), block())
+            assert same(pool.submit(tier.put, "a.arrow", block()).result(timeout=60), block())
     finally:
         os.write(may_end[1], b"x")
         os.waitpid(pid, 0)

@@ -119,5 +119,5 @@ def test_what_travels_with_the_rows_counts_as_fetched_ahead(tmp_path: Path) -> N
     store.read(np.array([0]))
     cache = store._rows._groups
     with cache._changed:
-        assert cache._changed.wait_for(lambda: not cache._fetcher.flights, 30)
+        assert cache._changed.wait_for(lambda: not cache._fetcher.flights, 60)
         assert 2 * group < cache._early_bytes <= 4 * group

@@ -63,6 +63,7 @@ def test_the_log_tells_of_what_takes_long_once(
 ) -> None:
     slow = retrying._SlowReads()
     monkeypatch.setattr(retrying, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(retrying, "_TELL_AGAIN_SECONDS", 600.0)
     monkeypatch.setattr(retrying, "_slow", slow)
 
     def attempt() -> str:

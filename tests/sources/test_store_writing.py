@@ -78,7 +78,7 @@ def test_a_limit_on_file_size_publishes_nothing_and_says_so(tmp_path: Path) -> N
     for limit in (100, 3000, 30_000):
         messages = context().Queue()
         assert run(fill_the_disk, tmp_path / "s", limit, messages) == 1
-        kind, message = messages.get(timeout=10)
+        kind, message = messages.get(timeout=60)
         assert kind == "StoreError"
         assert f"{tmp_path}/s: writing failed: File too large. Nothing was published" in message
         assert names(tmp_path) == []
@@ -243,7 +243,7 @@ def test_reading_does_not_fill_the_memory(kind: str, tmp_path: Path) -> None:
         datasets.Dataset(pa.table(arrays)).save_to_disk(tmp_path / "s")
     results = context().Queue()
     assert run(private_growth, tmp_path / "s", results) == 0
-    assert results.get(timeout=10) < 4 * 2**20  # 200,000 rows; the tokens are 16 MB, as 64-bit numbers 32 MB
+    assert results.get(timeout=60) < 4 * 2**20  # 200,000 rows; the tokens are 16 MB, as 64-bit numbers 32 MB
 
 
 @pytest.mark.parametrize(
