@@ -84,7 +84,7 @@ class BlockRows(OfProcess):
 
     Args:
         blocks: all blocks, in row order.
-        load: decodes a block.
+        load: decodes a block, with as many rows as it says.
         budget: bytes of decoded blocks to keep; one block is kept in any case.
     """
 
@@ -145,13 +145,7 @@ class BlockRows(OfProcess):
         with self._lock:
             found = self._kept.get(number)
             if found is None:
-                found = self._load(self._blocks[number])
-                if len(found.bounds) != self._blocks[number].rows + 1:
-                    raise StoreError(
-                        f"a block of {self._blocks[number].rows:,} rows now has {len(found.bounds) - 1:,}: its file "
-                        "has changed since the store was opened; open it again"
-                    )
-                self._kept[number] = found
+                found = self._kept[number] = self._load(self._blocks[number])
                 self._bytes += found.nbytes
                 while self._bytes > self._budget and len(self._kept) > 1:
                     self._bytes -= self._kept.popitem(last=False)[1].nbytes

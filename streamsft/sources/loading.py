@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, final
 
+from streamsft.errors import StoreError
 from streamsft.sources.arrowfiles import ArrowFile
 from streamsft.sources.blockrows import Block, DecodedBlock
 from streamsft.sources.files import check_unchanged
@@ -57,4 +58,9 @@ class BlockLoader(OfProcess):
             batch = file.group(block.number, columns.read)
         else:
             batch = file.batch(block.number, block.byte, columns.read)
+        if batch.num_rows != block.rows:
+            raise StoreError(
+                f"{path}: a block of {block.rows:,} rows now has {batch.num_rows:,}; the file is damaged, or has changed "
+                "since the store was opened: write or copy it again"
+            )
         return DecodedBlock.of(batch, columns, path)
