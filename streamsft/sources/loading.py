@@ -60,7 +60,7 @@ class BlockLoader(OfProcess):
             batch = file.batch(block.number, block.byte, columns.read)
         if batch.num_rows != block.rows:
             raise StoreError(
-                f"{path}: a block of {block.rows:,} rows now has {batch.num_rows:,}; the file is damaged, or has changed "
-                "since the store was opened: write or copy it again"
+                f"{path}: a block of {block.rows:,} rows now has {batch.num_rows:,}; the file is damaged, or has "
+                "changed since the store was opened: write or copy it again"
             )
         return DecodedBlock.of(batch, columns, path)

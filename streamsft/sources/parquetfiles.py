@@ -63,11 +63,18 @@ class ParquetFile:
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a row group in bounded pieces, with some columns only."""
         with self._reading():
-            rows = rows_at_a_time(self.metadata.row_group(group))
+            metadata, behind = self.metadata.row_group(group), 0
+            rows = rows_at_a_time(metadata)
             for batch in self._file.iter_batches(
                 batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False
             ):
                 yield batch.select(list(columns))
+                behind += batch.num_rows
+        if behind != metadata.num_rows:
+            raise StoreError(
+                f"{self.path}: is damaged (row group {group} holds {behind:,} rows, and {metadata.num_rows:,} by the "
+                "footer); write or copy it again"
+            )
 
     def group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         """All rows of a row group, with some columns only."""
