@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from streamsft.cli import app
 from streamsft.cli_docs import JSON_KEYS
 from streamsft.cli_options import _keys
 from tests.pipelines import demo_files, small_config
+from tests.ports import held_port
 from tests.processes import run_streamsft, start, streamsft
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -229,11 +229,11 @@ def test_torchrun_ranks_share_the_steps_of_one_process(tmp_path: Path) -> None:
 
 def test_an_error_ends_all_ranks_with_one_message(tmp_path: Path) -> None:
     arguments = ("train", str(write(tmp_path)), "mix.sources.units.path=no/units.json")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **place} for rank in "01"]
-    started = [start(streamsft, *arguments, environment={**os.environ, **rank}) for rank in ranks]
-    ended = [process.end() for process in started]
+    with held_port() as port:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = [{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", **place} for rank in "01"]
+        started = [start(streamsft, *arguments, environment={**os.environ, **rank}) for rank in ranks]
+        ended = [process.end() for process in started]
     assert [rank.returncode for rank in ended] == [2, 2]
     assert "".join(rank.stderr for rank in ended).count("error: source units: no/units.json: no such file") == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from streamsft.errors import ConfigError
 from streamsft.ray_connecting import connect
 from streamsft.text.workers import LocalEngine
 from tests.pipelines import small_config
+from tests.ports import held_port
 
 
 def test_an_engine_that_is_given_goes_on_behind_the_block() -> None:
@@ -61,13 +61,14 @@ def test_what_was_there_already_is_in_the_json(tmp_path: Path) -> None:
 
 
 def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for address in (f"127.0.0.1:{port}", f"ray://localhost:{port}"):
-        with pytest.raises(ConfigError, match=rf"{address} cannot be reached: no connection to port {port} of .*ray"):
-            connect(None, address, None)
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    with pytest.raises(ConfigError, match=rf"auto, which is RAY_ADDRESS=127\.0\.0\.1:{port}, cannot be reached"):
-        connect(None, "auto", None)
+    with held_port() as port:
+        for address in (f"127.0.0.1:{port}", f"ray://localhost:{port}"):
+            with pytest.raises(
+                ConfigError, match=rf"{address} cannot be reached: no connection to port {port} of .*ray"
+            ):
+                connect(None, address, None)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        with pytest.raises(ConfigError, match=rf"auto, which is RAY_ADDRESS=127\.0\.0\.1:{port}, cannot be reached"):
+            connect(None, "auto", None)
     with pytest.raises(ConfigError, match=r"address head:port: .*; give HOST:PORT, ray://HOST:PORT or auto"):
         connect(None, "head:port", None)
