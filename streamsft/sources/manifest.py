@@ -148,9 +148,12 @@ def check_files(path: Path, manifest: Manifest, *, verify: bool, engine: Engine 
     """
     for name, (size, _) in manifest.checksums.items():
         place = path / name
-        if not place.is_file():
+        try:
+            missing, found = not place.is_file(), place.stat().st_size
+        except OSError:  # gone since, where another process puts a store aside
+            missing = True
+        if missing:
             raise StoreError(f"{place}: is missing; the store is incomplete, build it again")
-        found = place.stat().st_size
         if found != size:
             raise StoreError(f"{place}: has {found:,} bytes instead of {size:,}; build the store again")
     read = [path / name for name in manifest.checksums if verify or name.endswith(".json")]

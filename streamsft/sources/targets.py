@@ -135,8 +135,7 @@ class DirectoryTarget:
         manifest = replace(manifest, checksums=checksums)
         self._put(MANIFEST_FILE, [manifest.to_bytes()])
         fsync_directory(self._temporary)
-        self._take_place(manifest)
-        return open_store(self._path)
+        return self._take_place(manifest)
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -159,13 +158,18 @@ class DirectoryTarget:
             for batch in pa.ipc.open_stream(source, options=options):
                 yield batch.column(0).to_numpy()
 
-    def _take_place(self, manifest: Manifest) -> None:
-        """Rename to the final place, unless the same rows are there already, undamaged."""
+    def _take_place(self, manifest: Manifest) -> Opened:
+        """Rename to the final place, unless the same rows are there already, undamaged; the store that is there then.
+
+        It is not opened behind that: another process that has judged what was there before may just be putting the
+        same rows in its place.
+        """
+        opened = open_store(self._temporary)
         while not try_rename(self._temporary, self._path):
             judged = _identity(self._path)
             present = _complete(self._path)
-            sound = present is not None and _sound(self._path)
-            if self._owned and not (sound and present is not None and present.key == manifest.key):
+            sound = None if present is None else _sound(self._path)
+            if self._owned and not (sound is not None and sound.manifest.key == manifest.key):
                 self._put_aside(judged)
                 continue
             if present is not None and present.fingerprint != manifest.fingerprint:
@@ -173,14 +177,15 @@ class DirectoryTarget:
                     f"{self._path}: already holds a store of other rows (fingerprint {present.fingerprint}, these rows "
                     f"have {manifest.fingerprint}); remove it or choose another place"
                 )
-            if sound:
+            if sound is not None and sound.manifest.fingerprint == manifest.fingerprint:
                 self.discard()
-                return
+                return sound
             if present is None and not _half_written(self._path):
                 raise StoreError(
                     f"{self._path}: exists and is no store of streamsft; remove it or choose another place"
                 )
             self._put_aside(judged)
+        return opened
 
     def _put_aside(self, judged: tuple[int, int] | None) -> None:
         """Remove what is at the final place, unless another process has put something else there since `judged`."""
@@ -216,13 +221,12 @@ def _complete(path: Path) -> Manifest | None:
     return manifest
 
 
-def _sound(path: Path) -> bool:
-    """Whether the store at `path` opens and all its bytes are those that were written."""
+def _sound(path: Path) -> Opened | None:
+    """The store at `path`, if it opens and all its bytes are those that were written."""
     try:
-        open_store(path, verify=True)
+        return open_store(path, verify=True)
     except StoreError:
-        return False
-    return True
+        return None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
