@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WandbSink"]
 
-_WRITTEN_SECONDS = 10.0  # how long W&B's service may take to write what it has taken
+_WRITTEN_SECONDS = 60.0  # how long W&B's service may take to write what it has taken
 
 
 @final
