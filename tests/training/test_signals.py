@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,13 @@ from streamsft.training import signals
 from streamsft.training.signals import StopSignals, signal_name
 
 
-def test_the_first_signal_is_noted_and_a_hasty_second_ignored() -> None:
+def at(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Have the signals that are noted come at these times; other threads have their own clock."""
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=iter(seconds).__next__))
+
+
+def test_the_first_signal_is_noted_and_a_hasty_second_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, 100.0, 101.0)
     before = signal.getsignal(signal.SIGINT)
     with StopSignals() as stop:
         assert stop.number == 0
@@ -20,8 +27,7 @@ def test_the_first_signal_is_noted_and_a_hasty_second_ignored() -> None:
 
 
 def test_a_second_ctrl_c_some_seconds_later_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((100.0, 103.0))
-    monkeypatch.setattr(signals.time, "monotonic", lambda: next(now))
+    at(monkeypatch, 100.0, 103.0)
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
