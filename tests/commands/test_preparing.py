@@ -52,7 +52,9 @@ def longer_than_the_timeout(comm: Comm, config: dict[str, Any]) -> dict[str, str
     """As rank 0 of a group tokenizes, the group's timeout passes: seen by a collective that rank 1 does not come to."""
     import torch.distributed as dist
 
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group()  # which the ranks may take their time to form
+    assert group is not None
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
 
     def slow(*args: Any, **options: Any) -> dict[str, Any]:
         if comm.rank == 0:
