@@ -34,7 +34,8 @@ def test_a_notebook_runs_and_prints_what_it_says(path: Path, tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     committed = nbformat.read(path, as_version=4)
     executed = nbformat.read(path, as_version=4)
-    client.NotebookClient(executed, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    client.NotebookClient(executed, timeout=600, startup_timeout=600, resources=place).execute()
     assert len(committed.cells) > 5
     for before, after in zip(committed.cells, executed.cells, strict=True):
         assert printed(after) == printed(before), before["source"]

@@ -18,6 +18,7 @@ __all__ = ["Browser", "chromium", "open_page"]
 
 Browser: TypeAlias = Any
 
+_PATIENCE_MS = 120_000  # a busy machine may take long
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -29,7 +30,7 @@ def chromium() -> Iterator[Browser]:
     if found is None:
         pytest.skip("no Chromium here; install one, or name it by STREAMSFT_TEST_BROWSER")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=_PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -43,7 +44,7 @@ def open_page(browser: Browser, path: Path, *, width: int = 1280, dark: bool = F
     """The page in a window of `width` pixels, drawn; at the end it must not have complained."""
     complaints: list[str] = []
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
-    page.set_default_timeout(120_000)  # ms; a busy machine may take long
+    page.set_default_timeout(_PATIENCE_MS)
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.extend(_elsewhere(request.url)))
