@@ -8,7 +8,8 @@ fine-tuning scripts hold them. Batches of 32 random rows are then read through `
 2 workers, and the same rows from `datasets` one by one, both made into tensors; with workers also batches that are
 ready, which is the least that a loader with workers takes. Two workers are compared with `datasets` in this process
 (`ratio_fetch_workers2`) and with `datasets` in two workers (`ratio_fetch_both_workers2`); `_limit` is what the ready
-batches reach. Last, four workers read 3,000 batches of a store of about a gigabyte.
+batches reach. A message from a worker costs more than its bytes: `ratio_fetch_workers2_portions` is of `Portions`, 16
+batches in each. Last, four workers read 3,000 batches of a store of about a gigabyte.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from streamsft.sources.index import INDEX_FILE
 
 TOKENS = 256
 BATCH = 32
+PORTION = 16  # batches in one message of a worker
 
 
 def write(folder: Path, rows: int) -> Path:
@@ -122,8 +124,8 @@ class Ready:
     def __len__(self) -> int:
         return self.rows
 
-    def __getitems__(self, indices: list[int]) -> Arrays:
-        return self.batch
+    def __getitems__(self, indices: list[int]) -> Arrays | list[Arrays]:
+        return self.batch if len(indices) == BATCH else [self.batch] * len(indices)
 
 
 Arrays = tuple[np.ndarray, np.ndarray]  # type: ignore[type-arg]
@@ -146,6 +148,18 @@ def as_it_is(batch: Arrays) -> Arrays:
     return batch
 
 
+def tensors(samples: list[ss.Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and masks as tensors [rows, tokens]."""
+    ids, mask = collate_samples(samples)
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def ready_tensors(batches: list[Arrays]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch of `Ready` as tensors."""
+    ids, mask = batches[0]
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
 def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_up: int, method: str) -> float:
     """Seconds per batch, from when the workers run to when the last batch is here; ending them takes long."""
     started = {"num_workers": workers, "multiprocessing_context": method if workers else None}
@@ -159,16 +173,48 @@ def batch_seconds(data: Any, collate: Any, workers: int, order: list[int], warm_
     return (time.perf_counter() - begun) / count
 
 
-def fetching(
-    store: ss.TokenStore, folder: Path, workers: int, order: list[int], tries: int, method: str
-) -> tuple[float, float, float]:
-    """Seconds per batch of the store, of `datasets` and of batches that are ready, in turn; medians."""
-    rounds = []
-    for _ in range(tries):
+def portion_seconds(data: Any, collate: Any, order: list[int], warm_up: int, method: str) -> float:
+    """The same with two workers that send `PORTION` batches of tensors at a time."""
+    portions = ss.Portions(BATCH, collate)
+    started = {"num_workers": 2, "multiprocessing_context": method}
+    batches = portions.batches(DataLoader(data, PORTION * BATCH, sampler=order, collate_fn=portions, **started))
+    for _ in range(warm_up * PORTION):
+        next(batches)
+    begun, count = time.perf_counter(), len(order) // BATCH - warm_up * PORTION
+    for ids, mask in islice(batches, count):
+        assert ids.shape == mask.shape
+    return (time.perf_counter() - begun) / count
+
+
+Seconds = tuple[float, float, float]
+"""Per batch: of the store, of `datasets`, and of batches that are ready."""
+
+
+def fetching(store: ss.TokenStore, folder: Path, workers: int, order: list[int], tries: int, method: str) -> Seconds:
+    """A batch in each message, in turn; medians."""
+
+    def measured() -> Seconds:
         ours = batch_seconds(store, collate_samples, workers, order, 20, method)
         theirs = batch_seconds(RowWise(folder), collate_dicts, workers, order[: len(order) // 2], 10, method)
-        ready = batch_seconds(Ready(len(store)), as_it_is, workers, order, 20, method)
-        rounds.append((ours, theirs, ready))
+        return ours, theirs, batch_seconds(Ready(len(store)), as_it_is, workers, order, 20, method)
+
+    return medians([measured() for _ in range(tries)])
+
+
+def fetching_portions(store: ss.TokenStore, folder: Path, order: list[int], tries: int, method: str) -> Seconds:
+    """Many batches in each message of two workers, `datasets` in this process, in turn; medians."""
+    longer = order * PORTION
+
+    def measured() -> Seconds:
+        ours = portion_seconds(store, tensors, longer, 20, method)
+        theirs = batch_seconds(RowWise(folder), collate_dicts, 0, order[: len(order) // 2], 10, method)
+        return ours, theirs, portion_seconds(Ready(len(store)), ready_tensors, longer, 20, method)
+
+    return medians([measured() for _ in range(tries)])
+
+
+def medians(rounds: list[Seconds]) -> Seconds:
+    """Of each figure its median."""
     ours, theirs, ready = (median(column) for column in zip(*rounds, strict=True))
     return ours, theirs, ready
 
@@ -222,6 +268,11 @@ def main() -> int:
                 figures["ratio_fetch_both_workers2_limit"] = theirs / ready
             times = f"{ours * 1e3:.2f} ms, datasets {theirs * 1e3:.2f} ms, ready made {ready * 1e3:.2f} ms"
             table.append([f"batch of {BATCH}, {workers} workers", times])
+        ours, theirs, ready = fetching_portions(store, folder, order, tries, method)
+        figures["ratio_fetch_workers2_portions"] = theirs / ours
+        figures["ratio_fetch_workers2_portions_limit"] = theirs / ready
+        times = f"{ours * 1e3:.2f} ms, datasets without workers {theirs * 1e3:.2f} ms, ready made {ready * 1e3:.2f} ms"
+        table.append([f"the same in portions of {PORTION}", times])
         store = ss.TokenStore.open(write(Path(place) / "large", large))
         figures["pickle_bytes"] = float(len(pickle.dumps(store)))
         figures["worker_uss_growth_mb"], figures["worker_heap_growth_mb"] = worker_growth(store, 4, batches)

@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from streamsft.stream.loader import Loader as Loader
     from streamsft.stream.packer import Packer as Packer
     from streamsft.stream.packing import pack_lengths as pack_lengths
+    from streamsft.stream.portions import Portions as Portions
     from streamsft.stream.weights import WeightSchedule as WeightSchedule
     from streamsft.text.backend import load_tokenizer as load_tokenizer
     from streamsft.text.chat import ChatTokenizer as ChatTokenizer
@@ -208,6 +209,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "streamsft.stream.loader": ("Loader",),
     "streamsft.stream.packer": ("Packer",),
     "streamsft.stream.packing": ("pack_lengths",),
+    "streamsft.stream.portions": ("Portions",),
     "streamsft.stream.weights": ("WeightSchedule",),
     "streamsft.text.backend": ("load_tokenizer",),
     "streamsft.text.chat": ("ChatTokenizer",),

@@ -40,6 +40,7 @@ __all__ = [
     "disconnect",
     "gather_bytes",
     "gather_json",
+    "in_worker",
     "part_of",
     "patient",
     "sum_tensors",
@@ -204,11 +205,20 @@ def current() -> Comm:
 
 def worker_shard(shard: Shard) -> Shard:
     """`shard` divided among the workers of a torch ``DataLoader``; unchanged outside a worker process."""
-    data = sys.modules.get("torch.utils.data")  # a worker process has imported it
-    info = data.get_worker_info() if data is not None else None
+    info = _worker_info()
     if info is None:
         return shard
     return Shard(shard.index * info.num_workers + info.id, shard.count * info.num_workers)
+
+
+def in_worker() -> bool:
+    """Whether this process is a worker of a torch ``DataLoader``."""
+    return _worker_info() is not None
+
+
+def _worker_info() -> Any:
+    data = sys.modules.get("torch.utils.data")  # a worker process has imported it
+    return data.get_worker_info() if data is not None else None
 
 
 def sum_tensors(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,9 @@ def widen(loader_iterator: Any) -> None:
         return
 
 
+@cache
 def keep_memory() -> None:
-    """Have the memory of messages that are let go used for the next ones.
+    """Once in a process, have the memory of messages that are let go used for the next ones.
 
     glibc maps a large block anew each time, at the cost of a page fault for every 4 KiB, until one of its size was let
     go: blocks up to the size of that come from the heap, which keeps up to twice as much (mallopt(3),
